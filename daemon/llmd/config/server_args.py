@@ -1,0 +1,205 @@
+"""`ServerArgs`: the one typed truth about how llmd runs. Frozen; made once by the loader; handed to every process.
+
+Each field says what it means, its unit and how it can change (`reload`: `live` without anyone noticing, `engine` with an
+engine restart and requests held, `restart` with the daemon). Durations are seconds and sizes bytes in here; the YAML file
+writes `30s` and `8MiB` (`unit` in a field's metadata tells the loader). `auto` and null are resolved in `llmd.config.resolve`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+Reload = Literal["live", "engine", "restart"]
+
+
+def doc(text: str, *, reload: Reload = "restart", unit: str | None = None, path: bool = False, **limits: Any) -> Meta:
+    """Metadata of one field: its text, how it changes, its unit (`s` or `B`), whether it is a path, and its numeric limits."""
+    extra: dict[str, Any] = {"reload": reload}
+    if unit:
+        extra["unit"] = unit
+    if path:
+        extra["path"] = True
+    return Meta(description=text, extra=extra, **limits)
+
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class ModelArgs(_Section):
+    """What is served."""
+
+    path: Annotated[str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine")] = "smollm2-135m-instruct"
+    served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="engine")] = None
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], doc("Type of activations and of weights that are not quantized.", reload="engine")] = "auto"
+    quantization: Annotated[Literal["auto", "none", "int8", "int4"], doc("auto keeps a GGUF's own types, none dequantizes at load.", reload="engine")] = "auto"
+    kv_cache_dtype: Annotated[Literal["auto", "float32", "bfloat16", "int8"], doc("auto: float32 with `dtype: float32`, else bfloat16.", reload="engine")] = "auto"
+    context_length: Annotated[Positive | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
+    revision: Annotated[str | None, doc("Revision of a hub repository to pull.", reload="engine")] = None
+    chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="engine", path=True)] = None
+    verify_weights: Annotated[bool, doc("Read every tensor at start and refuse NaN and Inf.", reload="engine")] = False
+    tokenizer_path: Annotated[str | None, doc("tokenizer.json or its directory, in place of the model's own.", reload="engine", path=True)] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], doc("auto takes a CUDA GPU where there is one.", reload="engine")] = "auto"
+    threads: Annotated[Positive | Literal["auto"], doc("Compute threads of one scheduler rank on a CPU.", reload="engine")] = "auto"
+    pooling: Annotated[Literal["auto", "last", "mean", "cls"], doc("How embeddings are pooled.", reload="engine")] = "auto"
+
+
+class ParallelArgs(_Section):
+    """How the model is spread."""
+
+    tp: Annotated[int, doc("Tensor parallel ranks.", ge=1)] = 1
+    pp: Annotated[int, doc("Pipeline parallel ranks.", ge=1)] = 1
+    dp: Annotated[int, doc("Data parallel replicas.", ge=1)] = 1
+    ep: Annotated[int, doc("Expert parallel ranks.", ge=1)] = 1
+    dp_attention: Annotated[bool, doc("Data parallel attention inside the tensor parallel group.")] = False
+    nnodes: Annotated[int, doc("Number of machines.", ge=1)] = 1
+    node_rank: Annotated[int, doc("This machine's number, from 0.", ge=0)] = 0
+    dist_init_addr: Annotated[str | None, doc("host:port of machine 0 for several machines.")] = None
+    backend: Annotated[Literal["local", "ray"], doc("Who starts the ranks.")] = "local"
+
+
+class MemoryArgs(_Section):
+    """How much memory the KV cache takes."""
+
+    mem_fraction_static: Annotated[float | Literal["auto"], doc("Share of free memory for weights and KV cache on a GPU; auto on a CPU follows max_running_requests.", reload="engine")] = "auto"
+    page_size: Annotated[int, doc("Tokens in one KV page.", reload="engine", ge=1, le=1024)] = 16
+    max_running_requests: Annotated[Positive | Literal["auto"], doc("Requests in one batch at most; auto: 64.", reload="engine")] = "auto"
+    max_total_tokens: Annotated[Positive | None, doc("Size of the KV pool in tokens; null: computed from free memory.", reload="engine")] = None
+    clamp_context: Annotated[bool, doc("Shorten the context to what the KV pool holds instead of refusing to start.", reload="engine")] = False
+
+
+class SchedulerArgs(_Section):
+    """Who runs when."""
+
+    policy: Annotated[Literal["fcfs", "lpm", "priority"], doc("Order of the waiting queue.", reload="engine")] = "fcfs"
+    chunked_prefill_size: Annotated[Positive | Literal["auto"], doc("Prompt tokens computed in one step at most.", reload="engine")] = "auto"
+    overlap: Annotated[bool, doc("Prepare the next batch while the current one computes.", reload="engine")] = True
+    radix_cache: Annotated[bool, doc("Reuse the KV of shared prompt prefixes.", reload="engine")] = True
+    eviction: Annotated[Literal["lru", "lfu", "fifo"], doc("Which cached prefix goes first.", reload="engine")] = "lru"
+    max_queued_requests: Annotated[int, doc("Waiting requests at most; more get 429 queue_full.", reload="live", ge=0)] = 512
+    queue_timeout: Annotated[float | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
+    request_timeout: Annotated[float | None, doc("Longest run of one request; null: no limit.", reload="live", unit="s")] = None
+    priority_max_wait: Annotated[float, doc("With policy priority, a request that waited this long goes next.", reload="live", unit="s", ge=0)] = 20.0
+
+
+class HttpArgs(_Section):
+    """The data plane."""
+
+    host: Annotated[str, doc("Address to listen on; other than loopback needs a key.")] = "127.0.0.1"
+    port: Annotated[int, doc("TCP port; 0 takes a free one.", ge=0, le=65535)] = 8000
+    workers: Annotated[int, doc("Frontend processes on the one socket.", ge=1, le=64)] = 1
+    backlog: Annotated[int, doc("Connections that may wait to be accepted.", ge=1)] = 2048
+    keep_alive: Annotated[float, doc("Idle time after which a connection is closed.", reload="live", unit="s", ge=0)] = 75.0
+    sse_ping: Annotated[float, doc("A stream silent for this long gets a comment.", reload="live", unit="s", gt=0)] = 15.0
+    max_body: Annotated[int, doc("Largest request body.", reload="live", unit="B", ge=1024)] = 8 * 2**20
+    drain_timeout: Annotated[float, doc("How long running requests may finish when llmd stops.", reload="live", unit="s", ge=0)] = 30.0
+    stream_write_timeout: Annotated[float, doc("A client that reads nothing for this long is cut off.", reload="live", unit="s", gt=0)] = 60.0
+    api_keys_file: Annotated[str | None, doc("File of API keys, one NAME:sha256:HEX or NAME:KEY a line.", reload="live", path=True)] = None
+    admin_key_file: Annotated[str | None, doc("File with the admin key.", reload="live", path=True)] = None
+    allow_unauthenticated: Annotated[bool, doc("Allow an address other than loopback without a key.")] = False
+    strict: Annotated[bool, doc("Refuse unknown request fields.", reload="live")] = False
+    access_log_exclude: Annotated[tuple[str, ...], doc("Paths whose 2xx answers are not logged.", reload="live")] = ("/livez", "/readyz", "/health", "/metrics")
+
+
+class AdminArgs(_Section):
+    """The admin plane."""
+
+    socket: Annotated[str | None, doc("Unix socket; null: RUN/admin.sock.", path=True)] = None
+    listen: Annotated[str | None, doc("host:port for TCP as well; needs the admin key.")] = None
+    group: Annotated[str | None, doc("Group that may use the socket.")] = "llmd-admin"
+    tls_cert: Annotated[str | None, doc("Certificate for the TCP listener.", path=True)] = None
+    tls_key: Annotated[str | None, doc("Key for the TCP listener.", path=True)] = None
+
+
+class RestartArgs(_Section):
+    """Restart budget of each role group."""
+
+    max: Annotated[int, doc("Restarts within `window` before llmd gives up (exit 70).", reload="live", ge=0)] = 5
+    window: Annotated[float, doc("A group healthy for this long starts anew.", reload="live", unit="s", gt=0)] = 600.0
+    backoff: Annotated[tuple[float, float, float], doc("Waits: first restart, second, and the most that doubling reaches.", reload="live", unit="s")] = (0.0, 1.0, 30.0)
+
+
+class SupervisionArgs(_Section):
+    """How processes are watched and healed."""
+
+    startup_timeout: Annotated[float, doc("A worker without progress for this long ends the start.", unit="s", gt=0)] = 600.0
+    heartbeat: Annotated[float, doc("Period of heartbeats.", unit="s", gt=0)] = 0.5
+    hang_timeout: Annotated[float, doc("A scheduler silent, or in one step, for this long is killed.", reload="live", unit="s", gt=0)] = 30.0
+    helper_timeout: Annotated[float, doc("The same for the detokenizer and the frontends.", reload="live", unit="s", gt=0)] = 5.0
+    control_timeout: Annotated[float, doc("The same for control.", reload="live", unit="s", gt=0)] = 5.0
+    stall_alarm: Annotated[float, doc("Requests wait, none runs, memory is free: after this long readiness fails.", reload="live", unit="s", gt=0)] = 30.0
+    hold_timeout: Annotated[float, doc("How long requests that arrive during recovery are held.", reload="live", unit="s", ge=0)] = 60.0
+    recover_timeout: Annotated[float, doc("How long running requests wait for a recovering engine.", reload="live", unit="s", ge=0)] = 600.0
+    stop_timeout: Annotated[float, doc("How long a process may take to stop before it is killed.", unit="s", gt=0)] = 10.0
+    restart: Annotated[RestartArgs, doc("Restart budget.", reload="live")] = RestartArgs()
+    spare_worker: Annotated[bool | Literal["auto"], doc("Keep a pre-imported worker for faster recovery.", reload="live")] = "auto"
+
+
+class ReloadArgs(_Section):
+    """Weight reload."""
+
+    allowed_dirs: Annotated[tuple[str, ...] | None, doc("Directories weights may come from; null: the model's own and cache_dir.", reload="live", path=True)] = None
+    mode: Annotated[Literal["drain", "abort", "now"], doc("What happens to running requests.", reload="live")] = "drain"
+    timeout: Annotated[float, doc("Longest wait of a reload.", reload="live", unit="s", gt=0)] = 60.0
+
+
+class LoraArgs(_Section):
+    """Adapters."""
+
+    max_adapters: Annotated[int, doc("Adapters loaded at once.", reload="engine", ge=1)] = 8
+    max_rank: Annotated[int, doc("Largest rank of an adapter.", reload="engine", ge=1)] = 64
+    adapters: Annotated[dict[str, str], doc("Adapters loaded at start: name -> path.", reload="engine")] = {}
+
+
+class RequestLogArgs(_Section):
+    """Opt-in log of prompts and outputs."""
+
+    enabled: Annotated[bool, doc("Write prompts and outputs to a file.", reload="live")] = False
+    dir: Annotated[str | None, doc("Where; null: LOG.", reload="live", path=True)] = None
+
+
+class MetricsArgs(_Section):
+    """Prometheus metrics."""
+
+    compat: Annotated[tuple[Literal["sglang", "vllm"], ...], doc("Add these projects' metric names.", reload="live")] = ()
+    require_key: Annotated[bool, doc("/metrics needs an API key.", reload="live")] = False
+
+
+class TracingArgs(_Section):
+    """OpenTelemetry."""
+
+    otlp_endpoint: Annotated[str | None, doc("Where traces go; null: nowhere.")] = None
+
+
+class ObservabilityArgs(_Section):
+    """Logs, metrics, traces."""
+
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least severe level that is logged.", reload="live")] = "info"
+    log_format: Annotated[Literal["auto", "text", "json"], doc("auto: text on a terminal, else json.")] = "auto"
+    request_log: Annotated[RequestLogArgs, doc("Opt-in request log.", reload="live")] = RequestLogArgs()
+    metrics: Annotated[MetricsArgs, doc("Prometheus metrics.", reload="live")] = MetricsArgs()
+    tracing: Annotated[TracingArgs, doc("OpenTelemetry.")] = TracingArgs()
+
+
+class ServerArgs(_Section):
+    """The whole configuration."""
+
+    model: Annotated[ModelArgs, doc("What is served.")] = ModelArgs()
+    parallel: Annotated[ParallelArgs, doc("How the model is spread.")] = ParallelArgs()
+    memory: Annotated[MemoryArgs, doc("How much memory the KV cache takes.")] = MemoryArgs()
+    scheduler: Annotated[SchedulerArgs, doc("Who runs when.")] = SchedulerArgs()
+    http: Annotated[HttpArgs, doc("The data plane.")] = HttpArgs()
+    admin: Annotated[AdminArgs, doc("The admin plane.")] = AdminArgs()
+    supervision: Annotated[SupervisionArgs, doc("How processes are watched and healed.")] = SupervisionArgs()
+    reload: Annotated[ReloadArgs, doc("Weight reload.")] = ReloadArgs()
+    lora: Annotated[LoraArgs, doc("Adapters.")] = LoraArgs()
+    observability: Annotated[ObservabilityArgs, doc("Logs, metrics, traces.")] = ObservabilityArgs()
+    run_dir: Annotated[str | None, doc("Sockets, lock and state; null: /run/llmd under systemd, else $XDG_RUNTIME_DIR/llmd, else llmd-UID in the temporary directory.", path=True)] = None
+    state_dir: Annotated[str | None, doc("Audit and crash records; null: /var/lib/llmd or ~/.local/state/llmd.", path=True)] = None
+    cache_dir: Annotated[str | None, doc("Models and packed weights; null: /var/cache/llmd or ~/.cache/llmd.", path=True)] = None
+    log_dir: Annotated[str | None, doc("Log files; null: /var/log/llmd or STATE/log.", path=True)] = None

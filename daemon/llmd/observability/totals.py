@@ -1,0 +1,55 @@
+"""A worker's metrics: totals since its start, sent with each heartbeat; control adds the differences up (llmd.control.metrics)."""
+
+from __future__ import annotations
+
+import bisect
+from functools import lru_cache
+
+from llmd.wire.messages import HistogramTotals, Totals
+
+#: Seconds. From one fast token to a long answer.
+LATENCY_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+@lru_cache(maxsize=4096)
+def series(name: str, labels: tuple[tuple[str, str], ...] = ()) -> str:
+    """`name{a="x",b="y"}`: the key of one series. Labels never hold a client's value, so escaping is left out."""
+    return name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels) + "}" if labels else "")
+
+
+class Meter:
+    """Counters, gauges and histograms of one process. Written by the work loop, read by the heartbeat thread."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}
+        self._histograms: dict[str, tuple[tuple[float, ...], list[int], list[float]]] = {}
+
+    def inc(self, name: str, value: float = 1.0, **labels: str) -> None:
+        """Add to a counter."""
+        key = series(name, tuple(labels.items()))
+        self._counters[key] = self._counters.get(key, 0.0) + value
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._gauges[series(name, tuple(labels.items()))] = value
+
+    def observe(self, name: str, value: float, bounds: tuple[float, ...] = LATENCY_BOUNDS, **labels: str) -> None:
+        """Put one observation (seconds, mostly) into a histogram."""
+        key = series(name, tuple(labels.items()))
+        entry = self._histograms.get(key)
+        if entry is None:
+            entry = self._histograms[key] = (bounds, [0] * (len(bounds) + 1), [0.0])
+        entry[1][bisect.bisect_left(entry[0], value)] += 1
+        entry[2][0] += value
+
+    def snapshot(self) -> Totals:
+        """A copy for the wire. `counts` become cumulative."""
+        histograms = {}
+        for key, (bounds, counts, total) in list(self._histograms.items()):
+            running, cumulative = 0, []
+            for count in list(counts):
+                running += count
+                cumulative.append(running)
+            histograms[key] = HistogramTotals(bounds, tuple(cumulative), total[0])
+        return Totals(dict(self._counters), dict(self._gauges), histograms)

@@ -1,0 +1,1 @@
+"""Typed messages between processes, their encoding and the sockets they travel on."""

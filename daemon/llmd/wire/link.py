@@ -1,0 +1,164 @@
+"""`WorkerLink`: a worker's line to control, in one thread of its own: Hello, Progress, Ready, heartbeats out; commands in.
+
+The thread says Hello again whenever control asks, so control may be replaced at any time. Messages that control is not
+there to take are dropped: each heartbeat tells the whole truth again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import psutil
+import zmq
+
+from llmd.wire import sockets
+from llmd.wire.codec import BadFrame, Decoder, encode
+from llmd.wire.messages import Command, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply, Totals, WorkerInput
+
+log = logging.getLogger(__name__)
+
+
+class PulseLike(Protocol):
+    """What the link reads of a work loop (llmd.observability.pulse.Pulse)."""
+
+    phase: str
+    steps: int
+
+    @property
+    def step_age_s(self) -> float: ...
+
+
+class WorkerLink:
+    """Threaded client of the control channel. `on_message` runs in the link's thread and must be quick."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        hello: Hello,
+        *,
+        heartbeat: float,
+        pulse: PulseLike,
+        totals: Callable[[], Totals],
+        on_message: Callable[[Command | Publish], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._hello = hello
+        self._period = heartbeat
+        self._pulse = pulse
+        self._totals = totals
+        self._on_message = on_message
+        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._wakeup = sockets.Wakeup()
+        self._stage: Message = Progress(stage="starting")
+        self._stopping = False
+        self._process = psutil.Process()
+        self._thread = threading.Thread(target=self._run, name="control-link", daemon=True)
+        self.bad_frames = 0
+
+    def start(self) -> None:
+        """Connect and say Hello."""
+        self._thread.start()
+
+    def progress(self, stage: str, done: int = 0, total: int = 0) -> None:
+        """The start of this worker is getting on."""
+        self._stage = Progress(stage=stage, done=done, total=total)
+        self.send(self._stage)
+
+    def ready(self, info: dict[str, Any] | None = None) -> None:
+        """This worker can work."""
+        self._stage = Ready(info=info or {})
+        self.send(self._stage)
+
+    def reply(self, command: Command, data: dict[str, Any] | None = None, *, code: str | None = None, message: str = "") -> None:
+        """Answer a command; `code` set means it failed."""
+        self.send(Reply(id=command.id, ok=code is None, data=data or {}, code=code, message=message))
+
+    def send(self, message: Message) -> None:
+        """Hand a message to the link's thread. Any thread may call this."""
+        self._outbox.put(message)
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Send what is waiting, then stop."""
+        self._stopping = True
+        self._wakeup.set()
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        context = zmq.Context.instance()
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 200)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
+        socket.setsockopt(zmq.IDENTITY, f"{self._hello.role}-{self._hello.rank}.{self._hello.incarnation}".encode())
+        socket.connect(self._endpoint)
+        decoder: Decoder[Command | Publish] = Decoder(WorkerInput)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wakeup.fd, zmq.POLLIN)
+        self._introduce(socket)
+        next_beat = time.monotonic()
+        while not self._stopping:
+            poller.poll(max(0, int((next_beat - time.monotonic()) * 1000)))
+            self._wakeup.clear()
+            self._flush(socket)
+            while (frame := sockets.receive(socket)) is not None:
+                self._take(socket, decoder, frame)
+            if time.monotonic() >= next_beat:
+                self._send(socket, self._beat())
+                next_beat = time.monotonic() + self._period
+        self._flush(socket)
+        socket.close()
+
+    def _flush(self, socket: zmq.Socket[bytes]) -> None:
+        while not self._outbox.empty():
+            self._send(socket, self._outbox.get_nowait())
+
+    def _take(self, socket: zmq.Socket[bytes], decoder: Decoder[Command | Publish], frame: bytes) -> None:
+        try:
+            message = decoder.decode(frame)
+        except BadFrame as error:
+            self.bad_frames += 1
+            log.warning("control channel: dropped a frame: %s", error)
+            return
+        if isinstance(message, Command) and message.verb == "hello":
+            self._introduce(socket)
+            return
+        try:
+            self._on_message(message)
+        except Exception:
+            log.exception("a message from control could not be handled")
+
+    def _introduce(self, socket: zmq.Socket[bytes]) -> None:
+        self._send(socket, self._hello)
+        self._send(socket, self._stage)
+
+    def _beat(self) -> Heartbeat:
+        cpu = self._process.cpu_times()
+        return Heartbeat(
+            phase=self._pulse.phase,
+            step_age_s=self._pulse.step_age_s,
+            steps=self._pulse.steps,
+            rss_bytes=self._process.memory_info().rss,
+            cpu_s=cpu.user + cpu.system,
+            totals=self._totals(),
+        )
+
+    @staticmethod
+    def _send(socket: zmq.Socket[bytes], message: Message) -> None:
+        try:
+            socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+def hello(role: str, rank: int, incarnation: int, epoch: int) -> Hello:
+    """This process's introduction."""
+    return Hello(role=role, rank=rank, pid=os.getpid(), incarnation=incarnation, epoch=epoch)

@@ -1,0 +1,262 @@
+"""Every message between llmd's processes: msgspec structs, tagged, msgpack. No pickle, ever.
+
+Data plane: frontend -> scheduler -> detokenizer -> frontend. Control plane: every worker <-> control.
+Data messages carry the engine's epoch; whoever gets one of another epoch drops and counts it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Message(Struct, frozen=True, tag=True, kw_only=True):
+    """Base of everything that travels on its own; the struct's name is its tag."""
+
+
+# ---------------------------------------------------------------- data plane: frontend -> scheduler
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one request's tokens are chosen. `temperature` 0 is greedy.
+
+    `seed` is always set by the frontend (at random where the client gave none), so that the token at a position is a
+    function of (seed, position) alone and a resubmitted request continues as it would have.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: off."""
+    min_p: float = 0.0
+    seed: int = 0
+    """0 <= seed < 2**63."""
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class DetokenizeParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the detokenizer must know of a request; travels with its first chunk."""
+
+    stop: tuple[str, ...] = ()
+    """Stop strings: the text is cut before the earliest one."""
+    skip_special_tokens: bool = True
+
+
+class TokenizedGenerateReqInput(Message):
+    """One request to generate. `output_ids` are tokens that the client already has (a resubmission), else empty."""
+
+    rid: str
+    frontend: int
+    epoch: int
+    input_ids: list[int]
+    sampling: SamplingParams
+    detokenize: DetokenizeParams = DetokenizeParams()
+    output_ids: list[int] = []
+    logprobs: int = -1
+    """-1: none; k >= 0: each token's logprob and the k most likely alternatives."""
+    prompt_logprobs: bool = False
+    """Also the logprob of each prompt token (`echo`)."""
+    debug_text: str = ""
+    """The prompt's text, only while failpoints are armed."""
+
+
+class AbortReq(Message):
+    """frontend -> scheduler: forget `rid`. scheduler -> frontend: `rid` is refused or ended, with the error to give."""
+
+    rid: str
+    epoch: int
+    code: str | None = None
+    message: str = ""
+    param: str | None = None
+
+
+# ---------------------------------------------------------------- data plane: scheduler -> detokenizer -> frontend
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """Natural-log probability of one token and of the most likely alternatives, best first.
+
+    The scheduler leaves `text` and the alternatives' bytes empty; the detokenizer fills them in.
+    """
+
+    token_id: int
+    logprob: float | None
+    """None only for a prompt's first token."""
+    top: tuple[tuple[int, float], ...] = ()
+    data: bytes = b""
+    """The token's raw bytes."""
+    top_data: tuple[bytes, ...] = ()
+
+
+class Finish(Struct, frozen=True, array_like=True):
+    """Why a choice ended. `matched`: the stop token id or stop string, if one did."""
+
+    reason: FinishReason
+    matched: int | str | None = None
+
+
+class TokenChunk(Struct, frozen=True, array_like=True):
+    """New token ids of one request. `first` is the index of `token_ids[0]` in its output."""
+
+    rid: str
+    frontend: int
+    first: int
+    token_ids: list[int]
+    finish: Finish | None = None
+    logprobs: list[TokenLogprob] | None = None
+    start: DetokenizeParams | None = None
+    """Set on the first chunk of a request in this epoch."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """With the first chunk, where asked for: one entry a prompt token."""
+    cached_tokens: int = 0
+
+
+class BatchTokenIDOutput(Message):
+    """scheduler -> detokenizer: what one step brought, for all requests of the batch."""
+
+    epoch: int
+    chunks: list[TokenChunk]
+
+
+class TextChunk(Struct, frozen=True, array_like=True):
+    """New text of one request; the ids and logprobs belong to all tokens taken in since the last chunk.
+
+    Text that might be the start of a stop string, and bytes of an unfinished character, are held back to a later chunk.
+    """
+
+    rid: str
+    first: int
+    text: str
+    token_ids: list[int]
+    finish: Finish | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int = 0
+
+
+class BatchStrOutput(Message):
+    """detokenizer -> one frontend."""
+
+    epoch: int
+    chunks: list[TextChunk]
+
+
+class Detokenizer404(Message):
+    """detokenizer -> frontend: a chunk came for a request it does not know (it was restarted in between)."""
+
+    rid: str
+    epoch: int
+
+
+SchedulerInput = TokenizedGenerateReqInput | AbortReq
+DetokenizerInput = BatchTokenIDOutput | AbortReq
+FrontendInput = BatchStrOutput | AbortReq | Detokenizer404
+
+# ---------------------------------------------------------------- control plane: worker -> control
+
+
+class Hello(Message):
+    """First word of a worker, and again whenever control asks (`Command("hello")`) or has been replaced."""
+
+    role: str
+    rank: int
+    pid: int
+    incarnation: int
+    epoch: int
+
+
+class Progress(Message):
+    """A worker that starts is getting on: `stage` like `loading weights`, `done` of `total` (bytes, layers...; 0 = unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(Message):
+    """A worker can work. `info` is what status and metrics show of it (a scheduler: model and KV facts)."""
+
+    info: dict[str, Any] = {}
+
+
+class HistogramTotals(Struct, frozen=True, array_like=True):
+    """Cumulative histogram: `counts[i]` observations <= `bounds[i]`, the last count for +Inf."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+class Totals(Struct, frozen=True, array_like=True):
+    """A worker's metrics since its start. Keys: (metric name, ((label, value), ...)) flattened to `name{label="value"}`."""
+
+    counters: dict[str, float] = {}
+    gauges: dict[str, float] = {}
+    histograms: dict[str, HistogramTotals] = {}
+
+
+class Heartbeat(Message):
+    """Sent each `supervision.heartbeat` by a thread of its own, with the work loop's pulse.
+
+    `phase`: `idle`, `busy`, or `blocked on X`; `step_age_s`: how long the current step has been going (0 when idle).
+    """
+
+    phase: str
+    step_age_s: float
+    steps: int
+    rss_bytes: int
+    cpu_s: float
+    totals: Totals = Totals()
+
+
+class Reply(Message):
+    """Answer to a Command. `ok` false: `code` and `message` say why."""
+
+    id: int
+    ok: bool
+    data: dict[str, Any] = {}
+    code: str | None = None
+    message: str = ""
+
+
+ControlInput = Hello | Progress | Ready | Heartbeat | Reply
+
+# ---------------------------------------------------------------- control plane: control -> worker
+
+
+class Command(Message):
+    """control -> worker. Verbs: `hello` (say Hello and, when ready, Ready again), `warmup` (frontend), `flush` (scheduler),
+    `freeze` (all: gc.collect + gc.freeze), `drain` / `resume` (frontend)."""
+
+    id: int
+    verb: str
+    params: dict[str, Any] = {}
+
+
+class Publish(Message):
+    """control -> frontends, each heartbeat and on each change: all that /readyz, /startupz and /metrics answer from."""
+
+    state: str
+    stage: str
+    reason: str
+    degraded: tuple[str, ...]
+    progress: float
+    """0..1, of the current stage."""
+    epoch: int
+    engine_up: bool
+    detokenizer_incarnation: int
+    """0 while it is away."""
+    weights_version: str
+    model: dict[str, Any]
+    """The scheduler's Ready info."""
+    metrics: str
+    """Prometheus text."""
+
+
+WorkerInput = Command | Publish

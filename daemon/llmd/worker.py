@@ -1,0 +1,124 @@
+"""Entry of every worker: `python -m llmd.worker ROLE --boot FILE --rank N`.
+
+Sets the process up (parent death, title, stack dumps, log, failpoints), then hands over to the role's `run(context) -> exit status`.
+A role's imports happen only here, so a frontend never pays for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from msgspec import Struct
+
+from llmd import failpoints
+from llmd.errors import EXIT_CONFIG, EXIT_GAVE_UP, ConfigError, LlmdError
+from llmd.observability import logs
+from llmd.plan.spec import Boot, ProcessSpec, Role
+
+log = logging.getLogger("llmd.worker")
+
+#: role -> module with `run(context: WorkerContext) -> int`
+ROLES: dict[str, str] = {
+    "control": "llmd.control.main",
+    "frontend": "llmd.frontend.main",
+    "detokenizer": "llmd.detokenizer.main",
+    "scheduler": "llmd.scheduler.main",
+}
+
+ENV_INCARNATION = "LLMD_INCARNATION"
+ENV_EPOCH = "LLMD_EPOCH"
+ENV_PARENT = "LLMD_SUPERVISOR_PID"
+
+#: Python stacks of all threads go to stderr on this signal; sent before a hung process is killed.
+STACKS_SIGNAL = signal.SIGUSR1
+
+
+class WorkerContext(Struct, frozen=True):
+    """What a worker knows of itself."""
+
+    boot: Boot
+    role: Role
+    rank: int
+    incarnation: int
+    """1 for the first start of this process."""
+    epoch: int
+    """The engine's epoch when this process was started (a scheduler's own)."""
+
+    @property
+    def spec(self) -> ProcessSpec:
+        return next(p for p in self.boot.processes if (p.role, p.rank) == (self.role, self.rank))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one worker; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="llmd.worker")
+    parser.add_argument("role", choices=ROLES)
+    parser.add_argument("--boot", required=True, type=Path)
+    parser.add_argument("--rank", required=True, type=int)
+    options = parser.parse_args(argv)
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
+    _check_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    boot = Boot.load(options.boot.read_bytes())
+    context = WorkerContext(
+        boot=boot,
+        role=options.role,
+        rank=options.rank,
+        incarnation=int(os.environ.get(ENV_INCARNATION, "1")),
+        epoch=int(os.environ.get(ENV_EPOCH, "1")),
+    )
+    _name_process(context)
+    observability = boot.args.observability
+    logs.setup(context.spec.name, observability.log_level, observability.log_format)
+    if boot.failpoints:
+        failpoints.arm(os.environ.get(failpoints.ENV, ""))
+    return _run(context)
+
+
+def freeze_gc() -> None:
+    """Move everything alive out of the collector's sight: called once after warm-up, so collections stay short."""
+    gc.collect()
+    gc.freeze()
+
+
+def _run(context: WorkerContext) -> int:
+    try:
+        failpoints.hit(f"{context.role}.start")
+        module = importlib.import_module(ROLES[context.role])
+        return int(module.run(context))
+    except ConfigError as error:
+        for fault in error.faults:
+            log.error("%s", fault)
+        return EXIT_CONFIG
+    except LlmdError as error:
+        log.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
+        return error.exit_status
+    except Exception:
+        log.exception("%s ends on an internal error", context.spec.name)
+        return EXIT_GAVE_UP
+
+
+def _check_parent() -> None:
+    """End at once if the supervisor died before PR_SET_PDEATHSIG took effect."""
+    parent = os.environ.get(ENV_PARENT)
+    if parent and os.getppid() != int(parent):
+        os._exit(EXIT_GAVE_UP)
+
+
+def _name_process(context: WorkerContext) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(context.spec.title)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
