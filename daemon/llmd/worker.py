@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
 import importlib
 import logging
 import os
@@ -16,12 +15,11 @@ import signal
 import sys
 from pathlib import Path
 
-from msgspec import Struct
-
 from llmd import failpoints
 from llmd.errors import EXIT_CONFIG, EXIT_GAVE_UP, ConfigError, LlmdError
 from llmd.observability import logs
-from llmd.plan.spec import Boot, ProcessSpec, Role
+from llmd.plan.context import ENV_EPOCH, ENV_INCARNATION, ENV_PARENT, STACKS_SIGNAL, WorkerContext
+from llmd.plan.spec import Boot
 
 log = logging.getLogger("llmd.worker")
 
@@ -32,29 +30,6 @@ ROLES: dict[str, str] = {
     "detokenizer": "llmd.detokenizer.main",
     "scheduler": "llmd.scheduler.main",
 }
-
-ENV_INCARNATION = "LLMD_INCARNATION"
-ENV_EPOCH = "LLMD_EPOCH"
-ENV_PARENT = "LLMD_SUPERVISOR_PID"
-
-#: Python stacks of all threads go to stderr on this signal; sent before a hung process is killed.
-STACKS_SIGNAL = signal.SIGUSR1
-
-
-class WorkerContext(Struct, frozen=True):
-    """What a worker knows of itself."""
-
-    boot: Boot
-    role: Role
-    rank: int
-    incarnation: int
-    """1 for the first start of this process."""
-    epoch: int
-    """The engine's epoch when this process was started (a scheduler's own)."""
-
-    @property
-    def spec(self) -> ProcessSpec:
-        return next(p for p in self.boot.processes if (p.role, p.rank) == (self.role, self.rank))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,12 +57,6 @@ def main(argv: list[str] | None = None) -> int:
     if boot.failpoints:
         failpoints.arm(os.environ.get(failpoints.ENV, ""))
     return _run(context)
-
-
-def freeze_gc() -> None:
-    """Move everything alive out of the collector's sight: called once after warm-up, so collections stay short."""
-    gc.collect()
-    gc.freeze()
 
 
 def _run(context: WorkerContext) -> int:
