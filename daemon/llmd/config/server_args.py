@@ -14,13 +14,13 @@ from msgspec import Meta, Struct
 Reload = Literal["live", "engine", "restart"]
 
 
-def doc(text: str, *, reload: Reload = "restart", unit: str | None = None, path: bool = False, **limits: Any) -> Meta:
-    """Metadata of one field: its text, how it changes, its unit (`s` or `B`), whether it is a path, and its numeric limits."""
+def doc(text: str, *, reload: Reload = "restart", unit: str | None = None, path: bool | Literal["or_name"] = False, **limits: Any) -> Meta:
+    """Metadata of one field: its text, how it changes, its unit (`s` or `B`), whether it is a path (`or_name`: a bare word is not), and its numeric limits."""
     extra: dict[str, Any] = {"reload": reload}
     if unit:
         extra["unit"] = unit
     if path:
-        extra["path"] = True
+        extra["path"] = path
     return Meta(description=text, extra=extra, **limits)
 
 
@@ -34,7 +34,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class ModelArgs(_Section):
     """What is served."""
 
-    path: Annotated[str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine")] = "smollm2-135m-instruct"
+    path: Annotated[str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine", path="or_name")] = "smollm2-135m-instruct"
     served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="engine")] = None
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], doc("Type of activations and of weights that are not quantized.", reload="engine")] = "auto"
     quantization: Annotated[Literal["auto", "none", "int8", "int4"], doc("auto keeps a GGUF's own types, none dequantizes at load.", reload="engine")] = "auto"
@@ -153,7 +153,7 @@ class LoraArgs(_Section):
 
     max_adapters: Annotated[int, doc("Adapters loaded at once.", reload="engine", ge=1)] = 8
     max_rank: Annotated[int, doc("Largest rank of an adapter.", reload="engine", ge=1)] = 64
-    adapters: Annotated[dict[str, str], doc("Adapters loaded at start: name -> path.", reload="engine")] = {}
+    adapters: Annotated[dict[str, str], doc("Adapters loaded at start: name -> path.", reload="engine", path=True)] = {}
 
 
 class RequestLogArgs(_Section):

@@ -1,0 +1,168 @@
+"""Makes a `ServerArgs` from flags, environment, file and defaults, and remembers where each value came from.
+
+Flag (`--set key=value`) > environment (`LLMD_<SECTION>__<KEY>`) > file > default. All faults are found before any is
+reported: one ConfigError, one line each, `file:line:column: message` with the nearest key that exists.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import yaml
+from msgspec import Struct
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+from llmd.config import yaml_file
+from llmd.config.convert import show, to_value
+from llmd.config.fields import FIELDS, SECTIONS, nest
+from llmd.config.hints import nearest_env, unknown_key, unknown_path
+from llmd.config.server_args import ServerArgs
+from llmd.config.yaml_file import Fault, place
+from llmd.errors import ConfigError
+from llmd.failpoints import ENV as ENV_FAILPOINTS
+
+ENV_CONFIG: Final = "LLMD_CONFIG"
+#: Variables with a meaning of their own; the last three are what the supervisor tells its children (llmd.plan.context).
+RESERVED: Final = frozenset({ENV_CONFIG, ENV_FAILPOINTS, "LLMD_SOCKET", "LLMD_ISA", "LLMD_INCARNATION", "LLMD_EPOCH", "LLMD_SUPERVISOR_PID"})
+#: What Kubernetes sets in every pod beside a service named `llmd`, and what tests use.
+_FOREIGN = re.compile(r"LLMD_(PORT(_\d+_(TCP|UDP).*)?|SERVICE_(HOST|PORT.*)|TEST_.*)")
+
+
+class Loaded(Struct, frozen=True):
+    """The configuration and the source of each of its values."""
+
+    args: ServerArgs
+    origins: dict[str, str]
+    """Dotted key -> `default`, `file PATH:LINE`, `environment NAME` or `flag --set`."""
+    config_file: str | None = None
+    """The file that was read, absolute."""
+
+
+class _Values:
+    """What the layers say so far: later layers overwrite earlier ones."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.faults: list[str] = []
+
+    def take(self, key: str, node: Node, base: str, where: str, origin: str) -> None:
+        try:
+            self.values[key] = to_value(FIELDS[key], node, base)
+            self.origins[key] = origin
+        except ValueError as error:
+            self.faults.append(f"{where}: {error}")
+
+
+def load_config(config_file: str | None, overrides: list[str], environ: Mapping[str, str]) -> Loaded:
+    """Read all layers. `config_file` None: the one named by LLMD_CONFIG, if any. Raises ConfigError with every fault."""
+    found = _Values()
+    name = config_file or environ.get(ENV_CONFIG) or None
+    if name is not None:
+        _from_file(found, name)
+    _from_environment(found, environ)
+    for override in overrides:
+        _from_override(found, override)
+    if found.faults:
+        raise ConfigError(found.faults, hint="every key is described in docs/configuration.md; `llmd check -c FILE` checks without starting")
+    args = msgspec.convert(nest(found.values), ServerArgs)
+    origins = {key: found.origins.get(key, "default") for key in FIELDS}
+    return Loaded(args, origins, os.path.abspath(name) if name else None)
+
+
+def _from_file(found: _Values, file: str) -> None:
+    try:
+        root = yaml_file.compose(yaml_file.read(file), file)
+    except Fault as fault:
+        found.faults.append(str(fault))
+        return
+    if root is not None:
+        _section(found, root, "", file, os.path.dirname(os.path.abspath(file)))
+
+
+def _section(found: _Values, node: MappingNode, section: str, file: str, base: str) -> None:
+    """Take the keys of one mapping; goes on after each fault."""
+    seen: dict[str, Node] = {}
+    for key_node, value in node.value:
+        where = place(file, key_node)
+        if not isinstance(key_node, ScalarNode):
+            found.faults.append(f"{where}: expected a key, got {show(key_node)}")
+            continue
+        name = key_node.value
+        key = f"{section}.{name}" if section else name
+        if name in seen:
+            found.faults.append(f"{where}: duplicate key {key!r}, first at line {seen[name].start_mark.line + 1}")
+            continue
+        seen[name] = key_node
+        if key in FIELDS:
+            found.take(key, value, base, place(file, value), f"file {os.path.abspath(file)}:{key_node.start_mark.line + 1}")
+            continue
+        if key not in SECTIONS:
+            message, meant = unknown_key(section, name)
+            found.faults.append(f"{where}: {message}")
+            if meant is None:
+                continue
+            key = meant
+        _subsection(found, value, key, file, base)
+
+
+def _subsection(found: _Values, value: Node, key: str, file: str, base: str) -> None:
+    if isinstance(value, MappingNode):
+        _section(found, value, key, file, base)
+    elif value.tag != "tag:yaml.org,2002:null":
+        found.faults.append(f"{place(file, value)}: {key} is a section, expected keys below it, got {show(value)}")
+
+
+def _from_environment(found: _Values, environ: Mapping[str, str]) -> None:
+    by_env = {field.env: field.key for field in FIELDS.values()}
+    for name in sorted(environ):
+        if not name.startswith("LLMD_") or name in RESERVED or _FOREIGN.fullmatch(name):
+            continue
+        where = f"environment {name}"
+        if name in by_env:
+            _from_text(found, by_env[name], environ[name], where, where)
+        else:
+            found.faults.append(f"{where}: unknown variable{nearest_env(name, by_env)}")
+
+
+def _from_override(found: _Values, override: str) -> None:
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    where = f"--set {key}"
+    if not equals:
+        found.faults.append(f"{where}: expected key=value")
+    elif key in FIELDS:
+        _from_text(found, key, text, where, "flag --set")
+    elif key in SECTIONS:
+        found.faults.append(f"{where}: {key} is a section, set its keys one by one")
+    else:
+        found.faults.append(f"{where}: {unknown_path(key)}")
+
+
+def _from_text(found: _Values, key: str, text: str, where: str, origin: str) -> None:
+    """Take a value from a flag or the environment: text for text, otherwise a YAML value such as `[a, b]`."""
+    try:
+        found.take(key, _node(key, text), os.getcwd(), where, origin)
+    except Fault as fault:
+        found.faults.append(f"{where}: {fault}")
+
+
+def _node(key: str, text: str) -> Node:
+    words = FIELDS[key].expects
+    null = text in ("", "~", "null", "Null", "NULL")
+    if words.startswith("text") and not (null and words.endswith("null")):
+        return ScalarNode("tag:yaml.org,2002:str", text)
+    try:
+        yaml_file.compose(f"value: {text}", "")
+        root = yaml.compose(f"value: {text}", Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        raise Fault(f"cannot read {text[:60]!r} as a YAML value") from None
+    except Fault as fault:
+        raise Fault(f"cannot read {text[:60]!r}: {str(fault).partition(': ')[2]}") from None
+    node = root.value[0][1]
+    assert isinstance(node, Node)
+    return node
