@@ -1,0 +1,242 @@
+"""Reading a GGUF file's header and mapping its tensors. Every number in the file is checked before it is used.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. A damaged file gives a
+`ConfigError` with one sentence; never a crash, a hang or memory beyond a fixed budget. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from llmd.errors import ConfigError
+
+Bytes = npt.NDArray[np.uint8]
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+
+#: What a header may ask for at most; real ones stay far below.
+MAX_KEYS: Final = 65_536
+MAX_TENSORS: Final = 65_536
+MAX_ITEMS: Final = 8 * 2**20  # array elements in all; three arrays of a vocabulary of 256 Ki are 0.8 Mi
+MAX_TEXT: Final = 128 * 2**20  # bytes of strings in all
+MAX_NAME: Final = 512  # bytes of a key or a tensor's name
+MAX_DEPTH: Final = 4  # arrays in arrays
+MAX_ALIGNMENT: Final = 2**20
+
+#: type number -> (name, elements of a block, bytes of a block), from ggml.h
+TENSOR_TYPES: Final[dict[int, tuple[str, int, int]]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+
+_STRING: Final = 8
+_ARRAY: Final = 9
+_BOOL: Final = 7
+#: value type number -> numpy type of the scalar
+_SCALARS: Final[dict[int, np.dtype[Any]]] = {
+    number: np.dtype(code)
+    for number, code in {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?", 10: "<u8", 11: "<i8", 12: "<f8"}.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where one tensor lies. `shape` is in row-major order (the reverse of the file's), so a linear's is (out, in)."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    offset: int
+    """From the start of the file."""
+    nbytes: int
+
+
+class GgufFile:
+    """A checked header and a read-only mapping of the rest. The mapping lives as long as this object or an array from `raw`."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the header of `path`. Raises ConfigError."""
+        self.path = path
+        self.size = regular_file_size(path)
+        if self.size == 0:
+            raise ConfigError(f"{path}: the file is empty")
+        self._map: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        reader = _Reader(path, self._map[: self.size])
+        self.version, tensor_count, key_count = reader.preamble()
+        self.metadata: dict[str, Any] = reader.metadata(key_count)
+        alignment = _alignment(path, self.metadata)
+        self.tensors: dict[str, GgufTensor] = reader.tensors(tensor_count, alignment)
+        self.header_bytes = reader.at
+        """Length of the header, without its padding."""
+
+    def raw(self, tensor: GgufTensor) -> Bytes:
+        """The tensor's bytes [rows, bytes of a row], mapped, not copied."""
+        flat = self._map[tensor.offset : tensor.offset + tensor.nbytes]
+        rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
+        return flat.reshape(rows, tensor.nbytes // rows)
+
+    def header(self) -> bytes:
+        """The header's bytes, for hashing."""
+        return self._map[: self.header_bytes].tobytes()
+
+
+def regular_file_size(path: Path) -> int:
+    """Size of a regular, readable file; ConfigError for whatever else `path` is."""
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise ConfigError(f"{path}: not a regular file")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{path}: Permission denied")
+    return info.st_size
+
+
+def _alignment(path: Path, metadata: dict[str, Any]) -> int:
+    value = metadata.get("general.alignment", 32)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or value > MAX_ALIGNMENT or value & (value - 1):
+        raise ConfigError(f"{path}: general.alignment is {value!r}, it must be a power of two")
+    return value
+
+
+class _Reader:
+    """A cursor over the header that cannot leave the file."""
+
+    def __init__(self, path: Path, data: Bytes) -> None:
+        self.path = path
+        self.data = memoryview(data)
+        self.end = len(data)
+        self.at = 0
+        self.items_left = MAX_ITEMS
+        self.text_left = MAX_TEXT
+
+    def fault(self, text: str) -> ConfigError:
+        return ConfigError(f"{self.path}: damaged or unsupported GGUF file: {text} (byte {self.at})")
+
+    def take(self, size: int, what: str) -> memoryview:
+        if size > self.end - self.at:
+            raise self.fault(f"{what} needs {size} bytes where {self.end - self.at} are left")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def u32(self, what: str) -> int:
+        return int(struct.unpack("<I", self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(struct.unpack("<Q", self.take(8, what))[0])
+
+    def string(self, what: str, limit: int = MAX_TEXT) -> str:
+        size = self.u64(what)
+        if size > min(limit, self.text_left):
+            raise self.fault(f"{what} says it is {size} bytes long")
+        self.text_left -= size
+        raw = bytes(self.take(size, what))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.fault(f"{what} is not UTF-8") from None
+
+    def preamble(self) -> tuple[int, int, int]:
+        """(version, tensors, metadata keys)"""
+        if bytes(self.take(4, "the magic number")) != MAGIC:
+            raise ConfigError(f"{self.path}: not a GGUF file (it does not begin with GGUF){lfs_hint(bytes(self.data[:64]))}")
+        version = self.u32("the version")
+        if version not in VERSIONS:
+            kind = "a big-endian file" if version and version & 0xFFFF == 0 else f"version {version}"
+            raise self.fault(f"{kind}; versions 2 and 3, little-endian, can be read")
+        tensors, keys = self.u64("the number of tensors"), self.u64("the number of metadata keys")
+        if tensors > MAX_TENSORS or keys > MAX_KEYS:
+            raise self.fault(f"it says it has {tensors} tensors and {keys} metadata keys")
+        return version, tensors, keys
+
+    def metadata(self, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.string("a metadata key", MAX_NAME)
+            if key in found:
+                raise self.fault(f"metadata key {key!r} is there twice")
+            found[key] = self.value(self.u32("a value's type"), key, 0)
+        return found
+
+    def value(self, kind: int, key: str, depth: int) -> Any:
+        if kind == _STRING:
+            return self.string(f"the value of {key!r}")
+        if kind == _ARRAY:
+            return self.array(key, depth + 1)
+        return self.scalars(kind, 1, key)[0]
+
+    def array(self, key: str, depth: int) -> list[Any]:
+        if depth > MAX_DEPTH:
+            raise self.fault(f"{key!r} has arrays in arrays, more than {MAX_DEPTH} deep")
+        kind, count = self.u32(f"{key!r}"), self.u64(f"{key!r}")
+        if count > self.items_left:
+            raise self.fault(f"{key!r} says it has {count} elements")
+        self.items_left -= count
+        if kind in _SCALARS:
+            return self.scalars(kind, count, key)
+        return [self.value(kind, key, depth) for _ in range(count)]
+
+    def scalars(self, kind: int, count: int, key: str) -> list[Any]:
+        dtype = _SCALARS.get(kind)
+        if dtype is None:
+            raise self.fault(f"{key!r} has a value of unknown type {kind}")
+        raw = self.take(count * dtype.itemsize, f"the value of {key!r}")
+        if kind == _BOOL:
+            return [byte != 0 for byte in raw]
+        values: list[Any] = np.frombuffer(raw, dtype=dtype).tolist()
+        return values
+
+    def tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+        infos = [self.tensor_info(alignment) for _ in range(count)]
+        start = -(-self.at // alignment) * alignment
+        found: dict[str, GgufTensor] = {}
+        for name, shape, kind, offset, nbytes in infos:
+            if name in found:
+                raise self.fault(f"tensor {name!r} is there twice")
+            if start + offset + nbytes > self.end:
+                raise ConfigError(f"{self.path}: tensor {name!r} ends at byte {start + offset + nbytes}, the file at {self.end}: the file is truncated or damaged")
+            found[name] = GgufTensor(name, shape, kind, start + offset, nbytes)
+        ordered = sorted(found.values(), key=lambda tensor: tensor.offset)
+        for before, after in zip(ordered, ordered[1:], strict=False):
+            if before.offset + before.nbytes > after.offset:
+                raise self.fault(f"tensors {before.name!r} and {after.name!r} overlap")
+        return found
+
+    def tensor_info(self, alignment: int) -> tuple[str, tuple[int, ...], str, int, int]:
+        """(name, shape, type, offset in the data part, bytes)"""
+        name = self.string("a tensor's name", MAX_NAME)
+        dims = self.u32(f"tensor {name!r}")
+        if not 1 <= dims <= 4:
+            raise self.fault(f"tensor {name!r} has {dims} dimensions")
+        shape = tuple(self.u64(f"tensor {name!r}") for _ in range(dims))[::-1]
+        number, offset = self.u32(f"tensor {name!r}"), self.u64(f"tensor {name!r}")
+        if number not in TENSOR_TYPES:
+            raise self.fault(f"tensor {name!r} has unknown type {number}")
+        kind, block, block_bytes = TENSOR_TYPES[number]
+        elements = 1
+        for size in shape:
+            elements *= size
+        if elements == 0 or elements > 2**48 or shape[-1] % block:
+            raise self.fault(f"tensor {name!r} has shape {list(shape)}, which {kind} cannot have")
+        if offset % alignment:
+            raise self.fault(f"tensor {name!r} begins at {offset}, not a multiple of {alignment}")
+        return name, shape, kind, offset, elements // block * block_bytes
+
+
+def lfs_hint(head: bytes) -> str:
+    """What to add to a message about a file that begins with `head`, where it is a Git LFS pointer."""
+    return ": it is a Git LFS pointer, the file itself was not downloaded (git lfs pull)" if head.startswith(b"version https://git-lfs") else ""
