@@ -1,0 +1,1 @@
+"""Text <-> token ids: loading and building tokenizers, chat templates, the raw bytes of tokens."""
