@@ -1,0 +1,1 @@
+"""KV memory: how much there is, which pages are free, and where each request's tokens lie. numpy only."""
