@@ -6,6 +6,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 an
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import struct
@@ -118,7 +119,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: Bytes) -> None:
         self.path = path
-        self.data = memoryview(data)
+        self.data = memoryview(data.data)
         self.end = len(data)
         self.at = 0
         self.items_left = MAX_ITEMS
@@ -211,7 +212,7 @@ class _Reader:
                 raise ConfigError(f"{self.path}: tensor {name!r} ends at byte {start + offset + nbytes}, the file at {self.end}: the file is truncated or damaged")
             found[name] = GgufTensor(name, shape, kind, start + offset, nbytes)
         ordered = sorted(found.values(), key=lambda tensor: tensor.offset)
-        for before, after in zip(ordered, ordered[1:], strict=False):
+        for before, after in itertools.pairwise(ordered):
             if before.offset + before.nbytes > after.offset:
                 raise self.fault(f"tensors {before.name!r} and {after.name!r} overlap")
         return found

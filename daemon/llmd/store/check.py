@@ -1,0 +1,39 @@
+"""The short-lived checking child: `python -m llmd.store.check`.
+
+Reads {"args": ServerArgs, "cache_dir": str} as JSON on stdin and prints the `ModelFiles` as JSON on stdout. Every fault is a line on stderr,
+then the exit status is the error's (78 for files that can never work). A child, so that a hostile file cannot harm the supervisor.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from llmd.config import ServerArgs
+from llmd.errors import EXIT_OK, ConfigError, LlmdError
+from llmd.store.model_files import model_files
+
+
+class _Request(msgspec.Struct):
+    args: ServerArgs
+    cache_dir: str
+
+
+def main() -> int:
+    """Check one model; returns the exit status."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    try:
+        files = model_files(request.args.model, Path(request.cache_dir))
+    except LlmdError as error:
+        lines = error.faults if isinstance(error, ConfigError) else [error.message]
+        hint = f" ({error.hint})" if error.hint else ""
+        print("\n".join(line + hint for line in lines), file=sys.stderr)
+        return error.exit_status
+    sys.stdout.write(msgspec.json.encode(files).decode() + "\n")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
