@@ -87,7 +87,7 @@ class ChatTemplate:
                     pieces.append(piece)
         except _Refused as error:
             raise RequestError(_short(str(error)), param="messages") from None
-        except Exception as error:  # noqa: BLE001 (whatever a template does wrong is this request's fault, not the server's)
+        except Exception as error:  # whatever a template does wrong is this request's fault, not the server's
             reason = _short(f"{type(error).__name__}: {error}")
             raise RequestError(f"the chat template cannot render these messages: {reason}", param="messages") from None
         return "".join(pieces)

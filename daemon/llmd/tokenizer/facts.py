@@ -52,7 +52,8 @@ class TokenFacts(msgspec.Struct, frozen=True):
         if not eos and texts.get("eos_token") in by_text:
             eos = (by_text[texts["eos_token"]],)
         by_id = {token.id: token.content for token in known}
-        for name, ids in (("bos_token", bos), ("eos_token", eos), ("unk_token", _ids(config.get("unk_token_id"))), ("pad_token", _ids(config.get("pad_token_id")))):
+        unknown, padding = _ids(config.get("unk_token_id")), _ids(config.get("pad_token_id"))
+        for name, ids in zip(TOKEN_NAMES, (bos, eos, unknown, padding), strict=True):
             if ids and ids[0] in by_id:
                 texts.setdefault(name, by_id[ids[0]])
         return cls(bos[0] if bos else None, eos, texts)

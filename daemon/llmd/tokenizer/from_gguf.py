@@ -88,12 +88,13 @@ def _byte_level(metadata: Mapping[str, object]) -> dict[str, Any]:
     vocab = {token: id for id, token in enumerate(tokens)}
     merges = _sequence(metadata, "tokenizer.ggml.merges", str)
     pairs = [(merge[:at], merge[at + 1 :]) for merge in merges if (at := merge.find(" ", 1)) > 0]
+    pairs = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab]
     splits = [{"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False} for regex in PRE_TOKENIZERS[pre]]
     return {
         "normalizer": {"type": "NFC"} if pre in ("qwen2", "deepseek-r1-qwen") else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, _level(use_regex=False)]},
         "decoder": _level(use_regex=True),
-        "model": _bpe(vocab, [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab], ignore_merges=pre in _WHOLE_WORDS),
+        "model": _bpe(vocab, pairs, ignore_merges=pre in _WHOLE_WORDS),
     }
 
 

@@ -69,7 +69,7 @@ def load_tokenizer(small_dir: Path) -> Tokenizer:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     try:
         inner = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # noqa: BLE001 (the library raises bare Exception)
+    except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path}: not a usable tokenizer: {error}") from None
     inner.no_truncation()
     inner.no_padding()

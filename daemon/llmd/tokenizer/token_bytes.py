@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -140,6 +141,15 @@ class TokenBytes:
         return ByteDecoder(self._visible if skip_special_tokens else self._table, self._strip)
 
     @classmethod
+    def load(cls, small_dir: Path) -> TokenBytes:
+        """Read the tokenizer.json of a model's small directory. Raises ConfigError."""
+        path = small_dir / "tokenizer.json"
+        try:
+            return cls.from_json(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> TokenBytes:
         """Read the text of a tokenizer.json. Raises ConfigError."""
         try:
@@ -210,5 +220,5 @@ def _library(text: str | bytes) -> tokenizers.Tokenizer:
 
     try:
         return tokenizers.Tokenizer.from_str(text if isinstance(text, str) else text.decode())
-    except Exception as error:  # noqa: BLE001 (the library raises bare Exception)
+    except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"tokenizer.json: not a usable tokenizer: {error}") from None

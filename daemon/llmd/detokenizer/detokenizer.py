@@ -1,0 +1,103 @@
+"""`Detokenizer`: the requests of the current epoch, and what one step brings for each frontend. No sockets in here."""
+
+from __future__ import annotations
+
+from llmd.detokenizer.request import Gap, RequestState
+from llmd.observability.totals import Meter
+from llmd.tokenizer.token_bytes import TokenBytes
+from llmd.wire.messages import AbortReq, BatchStrOutput, BatchTokenIDOutput, Detokenizer404, TextChunk, TokenChunk
+
+#: Requests ended here whose last chunks may still be on their way; only these are ever forgotten by number.
+MAX_ENDED = 10_000
+
+
+class Detokenizer:
+    """`take` messages, then `drain` once a step. A request's state goes with its finish, its abort or its epoch, never before."""
+
+    def __init__(self, table: TokenBytes, *, epoch: int, frontends: int, meter: Meter) -> None:
+        self._table = table
+        self._epoch = epoch
+        self._frontends = frontends
+        self._meter = meter
+        self._states: dict[str, RequestState] = {}
+        self._ended: dict[str, None] = {}
+        self._out: dict[int, list[TextChunk]] = {}
+        self._unknown: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def take(self, message: BatchTokenIDOutput | AbortReq) -> None:
+        """Take one message of the scheduler in. One of an older epoch is dropped, one of a newer ends all that was before."""
+        if message.epoch != self._epoch and not self._enter(message.epoch):
+            return
+        if isinstance(message, AbortReq):
+            self._states.pop(message.rid, None)
+            self._ended.pop(message.rid, None)
+            return
+        for chunk in message.chunks:
+            self._take(chunk)
+
+    def drain(self) -> list[tuple[int, BatchStrOutput | Detokenizer404]]:
+        """(frontend, message) for all that was taken in since the last call: one batch a frontend."""
+        messages: list[tuple[int, BatchStrOutput | Detokenizer404]] = [
+            (frontend, BatchStrOutput(epoch=self._epoch, chunks=chunks)) for frontend, chunks in self._out.items()
+        ]
+        messages += [(frontend, Detokenizer404(rid=rid, epoch=self._epoch)) for frontend, rid in self._unknown]
+        self._out = {}
+        self._unknown = []
+        return messages
+
+    def forget(self, frontend: int) -> None:
+        """Output of this frontend was lost: whatever else comes for its requests is answered with Detokenizer404."""
+        self._states = {rid: state for rid, state in self._states.items() if state.frontend != frontend}
+
+    def _enter(self, epoch: int) -> bool:
+        if epoch < self._epoch:
+            self._meter.inc("llmd_wire_stale_messages_total", channel="detokenizer")
+            return False
+        self._epoch = epoch
+        self._states.clear()
+        self._ended.clear()
+        self._out.clear()
+        self._unknown.clear()
+        return True
+
+    def _take(self, chunk: TokenChunk) -> None:
+        rid = chunk.rid
+        state = self._states.get(rid)
+        if chunk.start is not None:
+            if not 0 <= chunk.frontend < self._frontends:
+                self._meter.inc("llmd_wire_bad_frames_total", channel="detokenizer")
+                return
+            self._ended.pop(rid, None)
+            state = self._states[rid] = RequestState(self._table, chunk.frontend, chunk.first, chunk.start)
+        if state is None:
+            self._take_unknown(chunk)
+            return
+        try:
+            text = state.take(chunk)
+        except Gap:
+            del self._states[rid]
+            self._unknown.append((state.frontend, rid))
+            return
+        if text is None:
+            return
+        self._out.setdefault(state.frontend, []).append(text)
+        if text.finish is not None:
+            del self._states[rid]
+            if chunk.finish is None:
+                self._end(rid)
+
+    def _take_unknown(self, chunk: TokenChunk) -> None:
+        if chunk.rid not in self._ended:
+            if 0 <= chunk.frontend < self._frontends:
+                self._unknown.append((chunk.frontend, chunk.rid))
+        elif chunk.finish is not None:
+            del self._ended[chunk.rid]
+
+    def _end(self, rid: str) -> None:
+        """A stop string ended it here; the scheduler goes on until the frontend's abort reaches it."""
+        if len(self._ended) >= MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        self._ended[rid] = None

@@ -1,0 +1,77 @@
+"""`RequestState`: one request's way from token ids to text; lives from its first chunk to its finish."""
+
+from __future__ import annotations
+
+from llmd.detokenizer.stops import StopMatcher
+from llmd.tokenizer.token_bytes import TokenBytes
+from llmd.wire.messages import DetokenizeParams, Finish, TextChunk, TokenChunk, TokenLogprob
+
+
+class Gap(Exception):
+    """Tokens are missing between what is known of a request and its new chunk."""
+
+
+class RequestState:
+    """Text comes out when its characters are whole and no stop string may begin in it; ids and logprobs wait for it."""
+
+    __slots__ = ("_cached", "_decoder", "_first", "_ids", "_logprobs", "_prompt_logprobs", "_stops", "_table", "frontend")
+
+    def __init__(self, table: TokenBytes, frontend: int, first: int, params: DetokenizeParams) -> None:
+        self.frontend = frontend
+        self._table = table
+        self._decoder = table.decoder(skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopMatcher(params.stop) if any(params.stop) else None
+        self._first = first
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: list[TokenLogprob] | None = None
+        self._cached = 0
+
+    def take(self, chunk: TokenChunk) -> TextChunk | None:
+        """Take new tokens in; what there is to send, if anything. A chunk with `finish` set is the last one.
+
+        Tokens that were taken in before are skipped. Raises Gap. A stop token that ended the request is no part of the text.
+        """
+        known = self._first + len(self._ids) - chunk.first
+        if known < 0:
+            raise Gap
+        ids = chunk.token_ids[known:] if known else chunk.token_ids
+        text, used, matched = self._text(ids, chunk.finish)
+        self._ids += ids[:used]
+        if chunk.logprobs:
+            self._logprobs = (self._logprobs or []) + self._named(chunk.logprobs[known : known + used])
+        if chunk.prompt_logprobs:
+            self._prompt_logprobs = self._named(chunk.prompt_logprobs)
+        self._cached = chunk.cached_tokens or self._cached
+        finish = chunk.finish if matched is None else Finish("stop", matched)
+        if not text and finish is None:
+            return None
+        return self._emit(chunk.rid, text, finish)
+
+    def _text(self, ids: list[int], finish: Finish | None) -> tuple[str, int, str | None]:
+        """(text that is certain now, number of ids taken in, the stop string that ended it)."""
+        stops, decoder = self._stops, self._decoder
+        visible = ids[:-1] if finish is not None and finish.reason == "stop" and ids and ids[-1] == finish.matched else ids
+        if stops is None:
+            text = decoder.feed(visible)
+            return text + decoder.flush() if finish is not None else text, len(ids), None
+        out = ""
+        for used, id in enumerate(visible, 1):
+            out += stops.feed(decoder.feed([id]))
+            if stops.matched is not None:
+                return out, used, stops.matched
+        if finish is not None:
+            out += stops.feed(decoder.flush())
+            if stops.matched is None:
+                out += stops.flush()
+        return out, len(ids), stops.matched
+
+    def _named(self, entries: list[TokenLogprob]) -> list[TokenLogprob]:
+        raw = self._table.raw
+        return [TokenLogprob(e.token_id, e.logprob, e.top, raw(e.token_id), tuple([raw(id) for id, _ in e.top])) for e in entries]
+
+    def _emit(self, rid: str, text: str, finish: Finish | None) -> TextChunk:
+        chunk = TextChunk(rid, self._first, text, self._ids, finish, self._logprobs, self._prompt_logprobs, self._cached)
+        self._first += len(self._ids)
+        self._ids, self._logprobs, self._prompt_logprobs = [], None, None
+        return chunk
