@@ -108,8 +108,8 @@ def _scalar(node: ScalarNode, kind: inspect.Type, unit: str | None) -> Any:
                 return text
         case inspect.StrType():
             if node.tag in (_TAG + "str", _TAG + "timestamp"):
-                if "\0" in text:
-                    raise Mismatch("a zero byte")
+                if not text.isprintable() and any(char < " " or "\ud800" <= char <= "\udfff" for char in text):
+                    raise Mismatch("control characters or bytes that are not UTF-8")
                 return text
             if node.tag != _TAG + "null":
                 raise Mismatch("put it in quotes")

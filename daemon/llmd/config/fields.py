@@ -45,9 +45,15 @@ class Field(Struct, frozen=True, kw_only=True):
         return "LLMD_" + self.key.upper().replace(".", "__")
 
     @property
+    def is_text(self) -> bool:
+        """Whether its value is text, or null."""
+        return describe(self.type).startswith("text")
+
+    @property
     def expects(self) -> str:
         """What may be written, in words."""
-        return describe(self.type, self.unit)
+        words = describe(self.type, self.unit)
+        return words.replace("text", "a path" if self.path is True else "a name or a path") if self.path else words
 
 
 def bare(kind: inspect.Type) -> inspect.Type:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-import yaml
 from msgspec import Struct
 from yaml.nodes import MappingNode, Node, ScalarNode
 
@@ -152,17 +151,15 @@ def _from_text(found: _Values, key: str, text: str, where: str, origin: str) -> 
 
 
 def _node(key: str, text: str) -> Node:
-    words = FIELDS[key].expects
     null = text in ("", "~", "null", "Null", "NULL")
-    if words.startswith("text") and not (null and words.endswith("null")):
+    if FIELDS[key].is_text and not (null and FIELDS[key].expects.endswith("null")):
         return ScalarNode("tag:yaml.org,2002:str", text)
     try:
-        yaml_file.compose(f"value: {text}", "")
-        root = yaml.compose(f"value: {text}", Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        raise Fault(f"cannot read {text[:60]!r} as a YAML value") from None
+        root = yaml_file.compose(f"value: {text}", "")
     except Fault as fault:
         raise Fault(f"cannot read {text[:60]!r}: {str(fault).partition(': ')[2]}") from None
+    if root is None or len(root.value) != 1:
+        raise Fault(f"cannot read {text[:60]!r} as one value")
     node = root.value[0][1]
     assert isinstance(node, Node)
     return node

@@ -31,14 +31,20 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pass
 
 
-class ModelArgs(_Section):
+class ModelArgs(_Section, frozen=True):
     """What is served."""
 
-    path: Annotated[str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine", path="or_name")] = "smollm2-135m-instruct"
+    path: Annotated[
+        str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine", path="or_name")
+    ] = "smollm2-135m-instruct"
     served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="engine")] = None
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], doc("Type of activations and of weights that are not quantized.", reload="engine")] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], doc("Type of activations and of weights that are not quantized.", reload="engine")] = (
+        "auto"
+    )
     quantization: Annotated[Literal["auto", "none", "int8", "int4"], doc("auto keeps a GGUF's own types, none dequantizes at load.", reload="engine")] = "auto"
-    kv_cache_dtype: Annotated[Literal["auto", "float32", "bfloat16", "int8"], doc("auto: float32 with `dtype: float32`, else bfloat16.", reload="engine")] = "auto"
+    kv_cache_dtype: Annotated[Literal["auto", "float32", "bfloat16", "int8"], doc("auto: float32 with `dtype: float32`, else bfloat16.", reload="engine")] = (
+        "auto"
+    )
     context_length: Annotated[Positive | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
     revision: Annotated[str | None, doc("Revision of a hub repository to pull.", reload="engine")] = None
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="engine", path=True)] = None
@@ -49,7 +55,7 @@ class ModelArgs(_Section):
     pooling: Annotated[Literal["auto", "last", "mean", "cls"], doc("How embeddings are pooled.", reload="engine")] = "auto"
 
 
-class ParallelArgs(_Section):
+class ParallelArgs(_Section, frozen=True):
     """How the model is spread."""
 
     tp: Annotated[int, doc("Tensor parallel ranks.", ge=1)] = 1
@@ -63,23 +69,29 @@ class ParallelArgs(_Section):
     backend: Annotated[Literal["local", "ray"], doc("Who starts the ranks.")] = "local"
 
 
-class MemoryArgs(_Section):
+class MemoryArgs(_Section, frozen=True):
     """How much memory the KV cache takes."""
 
-    mem_fraction_static: Annotated[float | Literal["auto"], doc("Share of free memory for weights and KV cache on a GPU; auto on a CPU follows max_running_requests.", reload="engine")] = "auto"
+    mem_fraction_static: Annotated[
+        float | Literal["auto"], doc("Share of free memory for weights and KV cache on a GPU; auto on a CPU follows max_running_requests.", reload="engine")
+    ] = "auto"
     page_size: Annotated[int, doc("Tokens in one KV page.", reload="engine", ge=1, le=1024)] = 16
     max_running_requests: Annotated[Positive | Literal["auto"], doc("Requests in one batch at most; auto: 64.", reload="engine")] = "auto"
     max_total_tokens: Annotated[Positive | None, doc("Size of the KV pool in tokens; null: computed from free memory.", reload="engine")] = None
     clamp_context: Annotated[bool, doc("Shorten the context to what the KV pool holds instead of refusing to start.", reload="engine")] = False
 
 
-class SchedulerArgs(_Section):
+class SchedulerArgs(_Section, frozen=True):
     """Who runs when."""
 
     policy: Annotated[Literal["fcfs", "lpm", "priority"], doc("Order of the waiting queue.", reload="engine")] = "fcfs"
     chunked_prefill_size: Annotated[Positive | Literal["auto"], doc("Prompt tokens computed in one step at most.", reload="engine")] = "auto"
-    overlap: Annotated[bool, doc("Prepare the next batch while the current one computes.", reload="engine")] = True
-    radix_cache: Annotated[bool, doc("Reuse the KV of shared prompt prefixes.", reload="engine")] = True
+    overlap: Annotated[
+        bool, doc("Prepare the next batch while the current one computes. A wish: this version does not overlap yet, whatever is set.", reload="engine")
+    ] = True
+    radix_cache: Annotated[
+        bool, doc("Reuse the KV of shared prompt prefixes. A wish: this version has no prefix cache yet, whatever is set.", reload="engine")
+    ] = True
     eviction: Annotated[Literal["lru", "lfu", "fifo"], doc("Which cached prefix goes first.", reload="engine")] = "lru"
     max_queued_requests: Annotated[int, doc("Waiting requests at most; more get 429 queue_full.", reload="live", ge=0)] = 512
     queue_timeout: Annotated[float | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
@@ -87,7 +99,7 @@ class SchedulerArgs(_Section):
     priority_max_wait: Annotated[float, doc("With policy priority, a request that waited this long goes next.", reload="live", unit="s", ge=0)] = 20.0
 
 
-class HttpArgs(_Section):
+class HttpArgs(_Section, frozen=True):
     """The data plane."""
 
     host: Annotated[str, doc("Address to listen on; other than loopback needs a key.")] = "127.0.0.1"
@@ -106,7 +118,7 @@ class HttpArgs(_Section):
     access_log_exclude: Annotated[tuple[str, ...], doc("Paths whose 2xx answers are not logged.", reload="live")] = ("/livez", "/readyz", "/health", "/metrics")
 
 
-class AdminArgs(_Section):
+class AdminArgs(_Section, frozen=True):
     """The admin plane."""
 
     socket: Annotated[str | None, doc("Unix socket; null: RUN/admin.sock.", path=True)] = None
@@ -116,15 +128,19 @@ class AdminArgs(_Section):
     tls_key: Annotated[str | None, doc("Key for the TCP listener.", path=True)] = None
 
 
-class RestartArgs(_Section):
+class RestartArgs(_Section, frozen=True):
     """Restart budget of each role group."""
 
     max: Annotated[int, doc("Restarts within `window` before llmd gives up (exit 70).", reload="live", ge=0)] = 5
     window: Annotated[float, doc("A group healthy for this long starts anew.", reload="live", unit="s", gt=0)] = 600.0
-    backoff: Annotated[tuple[float, float, float], doc("Waits: first restart, second, and the most that doubling reaches.", reload="live", unit="s")] = (0.0, 1.0, 30.0)
+    backoff: Annotated[tuple[float, float, float], doc("Waits: first restart, second, and the most that doubling reaches.", reload="live", unit="s")] = (
+        0.0,
+        1.0,
+        30.0,
+    )
 
 
-class SupervisionArgs(_Section):
+class SupervisionArgs(_Section, frozen=True):
     """How processes are watched and healed."""
 
     startup_timeout: Annotated[float, doc("A worker without progress for this long ends the start.", unit="s", gt=0)] = 600.0
@@ -140,15 +156,17 @@ class SupervisionArgs(_Section):
     spare_worker: Annotated[bool | Literal["auto"], doc("Keep a pre-imported worker for faster recovery.", reload="live")] = "auto"
 
 
-class ReloadArgs(_Section):
+class ReloadArgs(_Section, frozen=True):
     """Weight reload."""
 
-    allowed_dirs: Annotated[tuple[str, ...] | None, doc("Directories weights may come from; null: the model's own and cache_dir.", reload="live", path=True)] = None
+    allowed_dirs: Annotated[
+        tuple[str, ...] | None, doc("Directories weights may come from; null: the model's own and cache_dir.", reload="live", path=True)
+    ] = None
     mode: Annotated[Literal["drain", "abort", "now"], doc("What happens to running requests.", reload="live")] = "drain"
     timeout: Annotated[float, doc("Longest wait of a reload.", reload="live", unit="s", gt=0)] = 60.0
 
 
-class LoraArgs(_Section):
+class LoraArgs(_Section, frozen=True):
     """Adapters."""
 
     max_adapters: Annotated[int, doc("Adapters loaded at once.", reload="engine", ge=1)] = 8
@@ -156,27 +174,27 @@ class LoraArgs(_Section):
     adapters: Annotated[dict[str, str], doc("Adapters loaded at start: name -> path.", reload="engine", path=True)] = {}
 
 
-class RequestLogArgs(_Section):
+class RequestLogArgs(_Section, frozen=True):
     """Opt-in log of prompts and outputs."""
 
     enabled: Annotated[bool, doc("Write prompts and outputs to a file.", reload="live")] = False
     dir: Annotated[str | None, doc("Where; null: LOG.", reload="live", path=True)] = None
 
 
-class MetricsArgs(_Section):
+class MetricsArgs(_Section, frozen=True):
     """Prometheus metrics."""
 
     compat: Annotated[tuple[Literal["sglang", "vllm"], ...], doc("Add these projects' metric names.", reload="live")] = ()
     require_key: Annotated[bool, doc("/metrics needs an API key.", reload="live")] = False
 
 
-class TracingArgs(_Section):
+class TracingArgs(_Section, frozen=True):
     """OpenTelemetry."""
 
     otlp_endpoint: Annotated[str | None, doc("Where traces go; null: nowhere.")] = None
 
 
-class ObservabilityArgs(_Section):
+class ObservabilityArgs(_Section, frozen=True):
     """Logs, metrics, traces."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least severe level that is logged.", reload="live")] = "info"
@@ -186,7 +204,7 @@ class ObservabilityArgs(_Section):
     tracing: Annotated[TracingArgs, doc("OpenTelemetry.")] = TracingArgs()
 
 
-class ServerArgs(_Section):
+class ServerArgs(_Section, frozen=True):
     """The whole configuration."""
 
     model: Annotated[ModelArgs, doc("What is served.")] = ModelArgs()
@@ -199,7 +217,10 @@ class ServerArgs(_Section):
     reload: Annotated[ReloadArgs, doc("Weight reload.")] = ReloadArgs()
     lora: Annotated[LoraArgs, doc("Adapters.")] = LoraArgs()
     observability: Annotated[ObservabilityArgs, doc("Logs, metrics, traces.")] = ObservabilityArgs()
-    run_dir: Annotated[str | None, doc("Sockets, lock and state; null: /run/llmd under systemd, else $XDG_RUNTIME_DIR/llmd, else llmd-UID in the temporary directory.", path=True)] = None
+    run_dir: Annotated[
+        str | None,
+        doc("Sockets, lock and state; null: /run/llmd under systemd, else $XDG_RUNTIME_DIR/llmd, else llmd-UID in the temporary directory.", path=True),
+    ] = None
     state_dir: Annotated[str | None, doc("Audit and crash records; null: /var/lib/llmd or ~/.local/state/llmd.", path=True)] = None
     cache_dir: Annotated[str | None, doc("Models and packed weights; null: /var/cache/llmd or ~/.cache/llmd.", path=True)] = None
     log_dir: Annotated[str | None, doc("Log files; null: /var/log/llmd or STATE/log.", path=True)] = None

@@ -67,7 +67,7 @@ def format_duration(seconds: float) -> str:
         return "0s"
     for name, unit in DURATIONS.items():
         count = exact / unit
-        if count == int(count) and (count >= 2 or exact == unit or name == "ms"):
+        if count == int(count) and (count >= 2 or name == "ms" or (count == 1 and name != "min")):
             return f"{int(count)}{name}"
     return f"{exact:f}s"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import yaml
 from yaml.nodes import MappingNode, Node
@@ -20,7 +20,12 @@ class Fault(Exception):
     """One thing that is wrong; `args[0]` is the whole line."""
 
 
-def place(file: str, node_or_mark: Node | yaml.Mark | None) -> str:
+class _Mark(Protocol):
+    line: int
+    column: int
+
+
+def place(file: str, node_or_mark: Node | _Mark | None) -> str:
     """`file:line:column` as editors understand it, counted from 1."""
     mark = node_or_mark.start_mark if isinstance(node_or_mark, Node) else node_or_mark
     return f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"

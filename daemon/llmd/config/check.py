@@ -1,0 +1,110 @@
+"""Refuses what cannot work before anything starts: values whose feature is not there yet, and unsafe combinations.
+
+A key that would have no effect is never accepted in silence: either its value does something, or it is refused by name here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Final
+
+from msgspec import Struct
+
+from llmd.config.fields import FIELDS, value_of
+from llmd.config.server_args import ServerArgs
+from llmd.errors import ConfigError
+
+DUMMY: Final = "dummy"
+
+
+class NotYet(Struct, frozen=True):
+    """Values of one key that this version can serve."""
+
+    what: str
+    """The feature that is missing."""
+    works: tuple[Any, ...] = ()
+    """Values that work; empty: only the default."""
+
+
+#: Key -> what is missing. Everything else is served at every value that its type allows.
+NOT_YET: Final[dict[str, NotYet]] = {
+    "model.quantization": NotYet("quantizing at load", ("auto", "none")),
+    "model.kv_cache_dtype": NotYet("a quantized KV cache", ("auto", "float32", "bfloat16")),
+    "model.pooling": NotYet("embeddings"),
+    "model.revision": NotYet("pulling from a hub"),
+    "parallel.tp": NotYet("tensor parallelism"),
+    "parallel.pp": NotYet("pipeline parallelism"),
+    "parallel.dp": NotYet("data parallelism"),
+    "parallel.ep": NotYet("expert parallelism"),
+    "parallel.dp_attention": NotYet("data parallel attention"),
+    "parallel.nnodes": NotYet("several machines"),
+    "parallel.node_rank": NotYet("several machines"),
+    "parallel.dist_init_addr": NotYet("several machines"),
+    "parallel.backend": NotYet("Ray"),
+    "scheduler.policy": NotYet("any policy but fcfs"),
+    "scheduler.priority_max_wait": NotYet("the priority policy"),
+    "scheduler.eviction": NotYet("a prefix cache"),
+    "http.api_keys_file": NotYet("API keys"),
+    "http.admin_key_file": NotYet("the admin key"),
+    "http.strict": NotYet("strict request checking"),
+    "admin.listen": NotYet("the admin plane over TCP"),
+    "admin.tls_cert": NotYet("the admin plane over TCP"),
+    "admin.tls_key": NotYet("the admin plane over TCP"),
+    "supervision.hold_timeout": NotYet("holding requests during recovery"),
+    "supervision.recover_timeout": NotYet("resuming requests after a crash"),
+    "supervision.spare_worker": NotYet("a spare worker", ("auto", False)),
+    "lora.max_adapters": NotYet("LoRA adapters"),
+    "lora.max_rank": NotYet("LoRA adapters"),
+    "lora.adapters": NotYet("LoRA adapters"),
+    "observability.request_log.enabled": NotYet("the request log"),
+    "observability.request_log.dir": NotYet("the request log"),
+    "observability.metrics.compat": NotYet("other projects' metric names"),
+    "observability.metrics.require_key": NotYet("API keys"),
+    "observability.tracing.otlp_endpoint": NotYet("tracing"),
+}
+
+
+def check_args(args: ServerArgs, *, allow_failpoints: bool) -> None:
+    """Raise ConfigError with every reason why these arguments cannot be served."""
+    faults = [fault for key in NOT_YET if (fault := _not_yet(args, key))]
+    if not args.model.path:
+        faults.append("model.path: empty, expected the name of a model or a path")
+    if args.model.path == DUMMY and not allow_failpoints:
+        faults.append("model.path: `dummy` is for tests and needs --allow-failpoints")
+    if not is_loopback(args.http.host) and not args.http.allow_unauthenticated:
+        faults.append(
+            f"http.host: {args.http.host!r} is not loopback and there is no API key, so anybody who reaches it could use the model: "
+            "listen on 127.0.0.1 behind a proxy, or set http.allow_unauthenticated: true"
+        )
+    first, second, most = args.supervision.restart.backoff
+    if not first <= second <= most:
+        faults.append("supervision.restart.backoff: the waits must not become shorter")
+    for key in ("hang_timeout", "helper_timeout", "control_timeout"):
+        if value_of(args, f"supervision.{key}") < 2 * args.supervision.heartbeat:
+            faults.append(f"supervision.{key}: must be at least two heartbeats, or healthy processes are killed")
+    if faults:
+        raise ConfigError(faults)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody outside this machine reaches `host`. A name other than localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _not_yet(args: ServerArgs, key: str) -> str | None:
+    rule, value = NOT_YET[key], value_of(args, key)
+    works = rule.works or (FIELDS[key].default,)
+    if value in works:
+        return None
+    return f"{key}: {value!r} needs {rule.what}, which this version does not have; use {' or '.join(map(_word, works))}"
+
+
+def _word(value: Any) -> str:
+    from llmd.config.show import scalar
+
+    return scalar(value)

@@ -1,0 +1,100 @@
+"""Every key at another value has an effect or is refused by name; nothing is open to the world by accident."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmd.config.check import NOT_YET, check_args, is_loopback
+from llmd.config.fields import FIELDS, Field, value_of
+from llmd.config.load import load_config
+from llmd.errors import ConfigError
+from tests.unit.config.examples import other_text, other_value
+
+#: Keys whose other value of the walk needs a second one to be sensible.
+TOGETHER = {"http.host": ["http.allow_unauthenticated=true"]}
+
+
+def refusals(*overrides: str, allow_failpoints: bool = False) -> list[str]:
+    try:
+        check_args(load_config(None, list(overrides), {}).args, allow_failpoints=allow_failpoints)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+@pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
+def test_each_key_has_an_effect_or_is_refused_by_name(field: Field, tmp_path: Path) -> None:
+    wanted: Any = other_value(field)
+    assert wanted != field.default
+    args = load_config(None, [f"{field.key}={other_text(field)}"], {}).args
+    assert value_of(args, field.key) == wanted
+    found = refusals(f"{field.key}={other_text(field)}", *TOGETHER.get(field.key, []))
+    if field.key in NOT_YET and wanted not in NOT_YET[field.key].works:
+        assert len(found) == 1 and found[0].startswith(f"{field.key}: ") and NOT_YET[field.key].what in found[0]
+    else:
+        assert found == []
+
+
+@pytest.mark.parametrize("key", NOT_YET)
+def test_defaults_and_working_values_pass(key: str) -> None:
+    rule = NOT_YET[key]
+    assert FIELDS[key].default in (rule.works or (FIELDS[key].default,))
+    assert refusals() == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.quantization=int8",
+        "model.quantization=int4",
+        "model.kv_cache_dtype=int8",
+        "scheduler.policy=priority",
+        "scheduler.eviction=fifo",
+        "supervision.spare_worker=true",
+    ],
+)
+def test_a_missing_feature_is_named(override: str) -> None:
+    (found,) = refusals(override)
+    assert found.startswith(override.partition("=")[0]) and "this version does not have" in found
+
+
+def test_all_refusals_at_once() -> None:
+    found = refusals("parallel.tp=2", "parallel.pp=2", "model.path=dummy", "http.host=0.0.0.0")
+    assert [fault.partition(":")[0] for fault in found] == ["parallel.tp", "parallel.pp", "model.path", "http.host"]
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+        ("example.org", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_an_open_address_is_refused_unless_meant(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+    assert bool(refusals(f"http.host={host}")) is not loopback
+    assert refusals(f"http.host={host}", "http.allow_unauthenticated=true") == []
+
+
+def test_the_scripted_model_needs_failpoints() -> None:
+    assert "--allow-failpoints" in refusals("model.path=dummy")[0]
+    assert refusals("model.path=dummy", allow_failpoints=True) == []
+
+
+def test_timeouts_shorter_than_two_heartbeats_are_refused() -> None:
+    (found,) = refusals("supervision.heartbeat=3s")[:1]
+    assert "two heartbeats" in found
+
+
+def test_waits_that_shrink_are_refused() -> None:
+    assert "backoff" in refusals("supervision.restart.backoff=[5s, 1s, 30s]")[0]

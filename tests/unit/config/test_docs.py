@@ -1,0 +1,38 @@
+"""The shipped file and the manual are what the fields say, and the shipped file works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llmd.config.docs import main, manual, sample
+from llmd.config.fields import FIELDS
+from llmd.config.load import load_config
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(("path", "content"), [("etc/llmd/llmd.yaml", sample), ("docs/configuration.md", manual)])
+def test_written_files_are_current(path: str, content: object, tmp_path: Path) -> None:
+    assert callable(content)
+    assert (ROOT / path).read_text(encoding="utf-8") == content(), "run: python -m llmd.config.docs ."
+    main([str(tmp_path)])
+    assert (tmp_path / path).read_text(encoding="utf-8") == content()
+
+
+def test_the_shipped_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load_config(str(ROOT / "etc/llmd/llmd.yaml"), [], {}).args == load_config(None, [], {}).args
+
+
+def test_uncommented_it_still_is_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text(re.sub(r"(?m)^(\s*)#(?=[a-z_]+: )", r"\1", sample()))
+    loaded = load_config(str(file), [], {})
+    assert loaded.args == load_config(None, [], {}).args
+    assert all(origin.startswith("file ") for origin in loaded.origins.values()) and len(loaded.origins) == len(FIELDS)
+
+
+def test_every_key_is_in_the_manual() -> None:
+    assert all(f"**`{key}`**" in manual() for key in FIELDS)

@@ -1,0 +1,28 @@
+"""No process but the engine ever loads torch or transformers: checked in a fresh interpreter, after importing its main module."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers")
+MAINS = {
+    "llmd.supervisor.main": (*HEAVY, "zmq", "pydantic", "fastapi"),
+    "llmd.frontend.main": HEAVY,
+    "llmd.control.main": HEAVY,
+    "llmd.detokenizer.main": HEAVY,
+    "llmd.worker": (*HEAVY, "fastapi"),
+    "llmctl.main": (*HEAVY, "zmq", "yaml", "numpy", "llmd.config"),
+    "llmd.config.load": (*HEAVY, "zmq", "pydantic", "numpy"),
+}
+
+
+@pytest.mark.parametrize("module", MAINS)
+def test_a_process_stays_light(module: str) -> None:
+    assert importlib.util.find_spec(module), f"{module} is gone"
+    code = f"import sys, {module}; print(*sorted(name for name in {MAINS[module]!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
