@@ -81,7 +81,10 @@ def _wanted_tokens(request: KvRequest) -> tuple[int, str]:
     if request.on_gpu or fraction is not None:
         fraction = _GPU_FRACTION if fraction is None else fraction
         budget = int(request.free_after - (1 - fraction) * request.free_before)
-        return budget // each, f"{_mib(request.free_after)} free after weights - (1 - {fraction:g}) x {_mib(request.free_before)} free before, at {each} bytes a token"
+        return (
+            budget // each,
+            f"{_mib(request.free_after)} free after weights - (1 - {fraction:g}) x {_mib(request.free_before)} free before, at {each} bytes a token",
+        )
     wanted = request.max_running_requests * min(request.context_length, _AUTO_TOKENS_EACH)
     limit = int(request.free_after * _AUTO_SHARE) // each
     of = f"{request.max_running_requests} requests x {min(request.context_length, _AUTO_TOKENS_EACH)} tokens at {each} bytes a token"

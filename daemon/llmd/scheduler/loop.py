@@ -1,0 +1,222 @@
+"""`Scheduler`: receive, schedule, forward, process the result; and wait when there is nothing to do.
+
+One thread owns all of it. A fault in one request's handling costs that request; a step that fails costs the requests of that
+step, as long as the KV accounting can be restored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from llmd import failpoints
+from llmd.model.batch import Runner, SampleResult
+from llmd.observability.pulse import Pulse
+from llmd.observability.totals import Meter
+from llmd.scheduler.arrivals import Arrivals, Limits, Refusal
+from llmd.scheduler.decode import DecodeManager
+from llmd.scheduler.input import Input
+from llmd.scheduler.kv import KvManager
+from llmd.scheduler.output import Output
+from llmd.scheduler.prefill import PrefillManager
+from llmd.scheduler.req import Req
+from llmd.scheduler.results import chunk_of
+from llmd.scheduler.schedule_batch import ScheduleBatch
+from llmd.scheduler.waiting import WaitingQueue
+from llmd.wire.messages import AbortReq, Command, TokenChunk, TokenizedGenerateReqInput
+
+CommandHandler = Callable[[Command], None]
+
+log = logging.getLogger(__name__)
+
+#: How often a blocked loop shows that it lives, and the longest it sleeps while requests wait without a reason to be woken.
+_BLOCKED_BEAT = 0.1
+_INTERNAL = Refusal("internal_error", "the server made an error; its log has the details")
+
+
+class Scheduler:
+    """Composed of the managers, which hold the state."""
+
+    def __init__(self, runner: Runner, kv: KvManager, source: Input, output: Output, *, limits: Limits, chunk: int, meter: Meter, pulse: Pulse) -> None:
+        self._runner = runner
+        self._input = source
+        self._output = output
+        self._limits = limits
+        self._meter = meter
+        self._pulse = pulse
+        self._busy = False
+        self.kv = kv
+        self.waiting = WaitingQueue()
+        self.decode = DecodeManager(kv, self.waiting, meter)
+        self._prefill = PrefillManager(kv, self.waiting, self.decode, chunk=chunk, max_running=limits.max_running, context_length=limits.context_length)
+        self._arrivals = Arrivals(limits, kv)
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self, on_command: CommandHandler) -> None:
+        """Work until the process ends."""
+        while True:
+            self.receive(on_command)
+            batch = self.schedule()
+            if batch.reqs:
+                self.step(batch)
+            else:
+                self.rest()
+
+    def receive(self, on_command: CommandHandler) -> None:
+        """Take in all that has come, and end what has waited or run for too long."""
+        self._output.flush()
+        for command in self._input.commands():
+            on_command(command)
+        for message in self._input.messages():
+            if isinstance(message, AbortReq):
+                self.abort(message.rid)
+            else:
+                self._arrive(message)
+        self._expire()
+
+    def schedule(self) -> ScheduleBatch:
+        """Who computes how many tokens next; empty when nothing can run."""
+        batch = ScheduleBatch()
+        if not self._output.blocked:
+            self.decode.schedule(batch)
+            self._prefill.schedule(batch, self._admit)
+        return batch
+
+    def step(self, batch: ScheduleBatch) -> None:
+        """Run one batch and send what it brought."""
+        self._busy = True
+        self._pulse.begin()
+        began = time.monotonic()
+        try:
+            failpoints.hit("scheduler.step")
+            results = self._runner.step(batch.forward_batch(self.kv.rows.req_to_token), batch.wanted())
+            self._process(batch, results)
+        except Exception:
+            log.exception("a step of %d requests failed", len(batch.reqs))
+            self._fail_batch(batch)
+        self._meter.observe("llmd_scheduler_step_seconds", time.monotonic() - began, phase=batch.phase)
+        self._pulse.end()
+
+    def _process(self, batch: ScheduleBatch, results: list[SampleResult]) -> None:
+        wanted = batch.wanted()
+        if len(results) != len(wanted):
+            raise RuntimeError(f"the runner gave {len(results)} results for {len(wanted)} requests")
+        for req, count in zip(batch.reqs, batch.extend_lens, strict=True):
+            req.computed += count
+        chunks = [chunk for request, result in zip(wanted, results, strict=True) if (chunk := self._accept(batch.reqs[request.row], result)) is not None]
+        self._output.chunks(chunks)
+
+    def _accept(self, req: Req, result: SampleResult) -> TokenChunk | None:
+        """Take one request's new token; None when that ended it with an error."""
+        if not result.finite:
+            log.error("the model gave logits that are not finite", extra={"rid": req.rid})
+            self.fail(req, Refusal("non_finite_logits", "the model gave no finite result for this request"))
+            return None
+        try:
+            chunk = chunk_of(req, result, self._limits.context_length)
+        except Exception:
+            log.exception("a result could not be taken in", extra={"rid": req.rid})
+            self.fail(req, _INTERNAL)
+            return None
+        if chunk.finish is not None:
+            self.decode.pop(req.rid)
+        return chunk
+
+    def rest(self) -> None:
+        """Nothing can run: check the books when work has just ended, then wait for whatever may change that."""
+        in_flight = self.in_flight
+        if self._busy and not in_flight:
+            self._busy = False
+            self.check_idle()
+        until = self._next_deadline()
+        if self._output.blocked and in_flight:
+            self._pulse.begin("blocked on detokenizer")
+        if in_flight:
+            until = min(until or float("inf"), time.monotonic() + _BLOCKED_BEAT)
+        self._input.wait(until, self._output.channels)
+        if self._pulse.phase != "idle" and not (self._output.blocked and in_flight):
+            self._pulse.end()
+
+    # ------------------------------------------------------------ requests come and go
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that run or wait."""
+        return len(self.decode.running) + len(self.waiting)
+
+    def _arrive(self, source: TokenizedGenerateReqInput) -> None:
+        if source.rid in self.waiting or source.rid in self.decode.running:
+            self._meter.inc("llmd_requests_duplicate_total")
+            return
+        req = self._arrivals.make(source, self.in_flight)
+        if isinstance(req, Refusal):
+            self._output.refuse(source.rid, source.frontend, req.code, req.message, req.param)
+        elif (finish := req.finish(self._limits.context_length)) is not None and not req.wants_prompt_logprobs:
+            self._output.chunks([TokenChunk(req.rid, source.frontend, len(req.output_ids), [], finish, start=source.detokenize)])
+        else:
+            self.waiting.push(req)
+
+    def _admit(self, req: Req) -> bool:
+        """`req` leaves the queue to run."""
+        if req.started is None:
+            req.started = time.monotonic()
+            self._meter.observe("llmd_queue_time_seconds", req.started - req.arrived)
+        try:
+            failpoints.hit("scheduler.prompt", req.source.debug_text)
+        except Exception:
+            log.exception("a request could not be scheduled", extra={"rid": req.rid})
+            self.fail(req, _INTERNAL)
+            return False
+        return True
+
+    def abort(self, rid: str) -> None:
+        """Its frontend has forgotten `rid`."""
+        req = self.waiting.pop(rid) or self.decode.pop(rid)
+        if req is not None and req.announced:
+            self._output.forget(rid)
+
+    def fail(self, req: Req, why: Refusal) -> None:
+        """End `req` with an error."""
+        self.abort(req.rid)
+        self._output.refuse(req.rid, req.source.frontend, why.code, why.message, why.param)
+
+    def frontend_gone(self, frontend: int) -> int:
+        """Abort all that a dead frontend owned; returns how many."""
+        gone = [req.rid for req in (*self.decode.running.values(), *self.waiting) if req.source.frontend == frontend]
+        for rid in gone:
+            self.abort(rid)
+        return len(gone)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        queue_limit, run_limit = self._limits.queue_timeout, self._limits.request_timeout
+        while queue_limit is not None and (req := self.waiting.oldest_new) is not None and now - req.arrived >= queue_limit:
+            self.fail(req, Refusal("queue_timeout", f"the request has waited for {queue_limit:g} s"))
+        if run_limit is not None:
+            for req in (*self.decode.running.values(), *self.waiting):
+                if req.started is not None and now - req.started >= run_limit:
+                    self.fail(req, Refusal("request_timeout", f"the request has run for {run_limit:g} s"))
+
+    def _next_deadline(self) -> float | None:
+        """When the first waiting request expires; what runs is looked at in each step."""
+        limit, oldest = self._limits.queue_timeout, self.waiting.oldest_new
+        return oldest.arrived + limit if limit is not None and oldest is not None else None
+
+    # ------------------------------------------------------------ the books
+
+    def _fail_batch(self, batch: ScheduleBatch) -> None:
+        """After a step that failed. Raises if the KV accounting is beyond repair: then the engine has to start anew."""
+        for req in batch.reqs:
+            if req.rid in self.decode.running:
+                self.fail(req, _INTERNAL)
+        if (wrong := self.kv.check(self.decode.running.values())) is not None:
+            raise RuntimeError(f"KV accounting after a failed step: {wrong}")
+
+    def check_idle(self) -> None:
+        """With nothing running every page is free; else the pools are put right, which is logged and counted."""
+        if (wrong := self.kv.check(())) is not None:
+            log.error("KV accounting while idle: %s; put right", wrong)
+            self._meter.inc("llmd_kv_accounting_errors_total")
+            self.kv.heal(())

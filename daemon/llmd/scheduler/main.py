@@ -1,0 +1,96 @@
+"""Entry of the scheduler process: link to control, model, channels, loop. SIGTERM ends it at once with exit status 0."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+import zmq
+
+from llmd.errors import EXIT_OK
+from llmd.observability.pulse import Pulse
+from llmd.observability.totals import Meter
+from llmd.plan.context import WorkerContext
+from llmd.scheduler.arrivals import Limits
+from llmd.scheduler.build import Built, build
+from llmd.scheduler.commands import Commands
+from llmd.scheduler.input import Input
+from llmd.scheduler.loop import Scheduler
+from llmd.scheduler.output import Output
+from llmd.wire.link import WorkerLink, hello
+from llmd.wire.messages import Totals
+
+
+def run(context: WorkerContext) -> int:
+    """Serve until SIGTERM; returns the exit status."""
+    signal.signal(signal.SIGTERM, _leave)
+    boot = context.boot
+    meter, pulse = Meter(), Pulse()
+    zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    source = Input(context.epoch, meter)
+    gauges = _Gauges(meter)
+    link = WorkerLink(
+        boot.ports.control,
+        hello("scheduler", context.rank, context.incarnation, context.epoch),
+        heartbeat=boot.args.supervision.heartbeat,
+        pulse=pulse,
+        totals=gauges.totals,
+        on_message=source.hand_over,
+    )
+    link.start()
+    output = Output(zmq_context, boot.ports, boot.args.http.workers, context.epoch)
+    try:
+        built = build(boot, link.progress)
+        source.open(zmq_context, boot.ports)
+        scheduler = Scheduler(built.runner, built.kv, source, output, limits=_limits(context, built), chunk=_chunk(context), meter=meter, pulse=pulse)
+        gauges.scheduler = scheduler
+        link.ready(built.info)
+        scheduler.run(Commands(scheduler, link))
+    finally:
+        link.close()
+        output.close()
+        source.close()
+    return EXIT_OK
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """Nothing here outlives the process, so there is nothing to finish: not even a step."""
+    raise SystemExit(EXIT_OK)
+
+
+def _chunk(context: WorkerContext) -> int:
+    size = context.boot.args.scheduler.chunked_prefill_size
+    return 512 if size == "auto" else size
+
+
+def _limits(context: WorkerContext, built: Built) -> Limits:
+    boot = context.boot
+    scheduler = boot.args.scheduler
+    return Limits(
+        context_length=built.context_length,
+        vocab_size=boot.files.vocab_size,
+        max_running=built.max_running,
+        max_queued=scheduler.max_queued_requests,
+        queue_timeout=scheduler.queue_timeout,
+        request_timeout=scheduler.request_timeout,
+        eos_token_ids=boot.files.eos_token_ids,
+    )
+
+
+class _Gauges:
+    """Takes the gauges when a heartbeat is due, in the link's thread: nothing is paid for them per step."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.scheduler: Scheduler | None = None
+
+    def totals(self) -> Totals:
+        if self.scheduler is not None:
+            pages = self.scheduler.kv.pages
+            free = pages.pages_free
+            self._meter.set("llmd_requests_running", len(self.scheduler.decode.running))
+            self._meter.set("llmd_requests_waiting", len(self.scheduler.waiting))
+            self._meter.set("llmd_kv_capacity_pages", pages.pages_total)
+            for state, count in (("free", free), ("active", pages.pages_total - free), ("cached", 0)):
+                self._meter.set("llmd_kv_pages", count, state=state)
+        return self._meter.snapshot()

@@ -1,0 +1,29 @@
+"""From a sampled token to the chunk that tells of it."""
+
+from __future__ import annotations
+
+from llmd.model.batch import SampleResult
+from llmd.scheduler.req import Req
+from llmd.wire.messages import TokenChunk, TokenLogprob
+
+
+def chunk_of(req: Req, result: SampleResult, context_length: int) -> TokenChunk:
+    """Append the token to `req` (unless only its prompt's logprobs were asked for) and make its chunk."""
+    source = req.source
+    prompt = _prompt_logprobs(req, result) if req.wants_prompt_logprobs else None
+    first = len(req.output_ids)
+    new = [result.token_id] if req.remaining > 0 else []
+    req.output_ids += new
+    logprobs = [TokenLogprob(result.token_id, result.logprob, result.top)] if new and source.logprobs >= 0 else None
+    start = None if req.announced else source.detokenize
+    req.announced = True
+    return TokenChunk(req.rid, source.frontend, first, new, req.finish(context_length), logprobs, start, prompt)
+
+
+def _prompt_logprobs(req: Req, result: SampleResult) -> list[TokenLogprob]:
+    """One entry a prompt token; the first has no logprob, since nothing predicts it."""
+    ids = req.source.input_ids
+    entries = result.prompt_logprobs or []
+    if len(entries) != len(ids) - 1:
+        raise RuntimeError(f"the runner gave {len(entries)} prompt logprobs for {len(ids) - 1} tokens")
+    return [TokenLogprob(ids[0], None), *(TokenLogprob(token, value, top) for token, (value, top) in zip(ids[1:], entries, strict=True))]

@@ -1,0 +1,68 @@
+"""`ScheduleBatch`: the requests of one step, how many tokens each of them computes, and the arrays a runner takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from llmd.model.batch import ForwardBatch, SampleRequest
+from llmd.scheduler.req import Req
+
+
+@dataclass(slots=True)
+class ScheduleBatch:
+    """Filled by the managers, then run once. Decoding requests and (chunks of) prompts may be mixed."""
+
+    reqs: list[Req] = field(default_factory=list)
+    extend_lens: list[int] = field(default_factory=list)
+    prefill_tokens: int = 0
+
+    def add(self, req: Req, tokens: int, *, prefill: bool) -> None:
+        """`req` computes its next `tokens` tokens; it has the KV pages for them."""
+        self.reqs.append(req)
+        self.extend_lens.append(tokens)
+        if prefill:
+            self.prefill_tokens += tokens
+
+    @property
+    def phase(self) -> str:
+        """`prefill` if any prompt is in it, else `decode`."""
+        return "prefill" if self.prefill_tokens else "decode"
+
+    def forward_batch(self, req_to_token: npt.NDArray[np.int32]) -> ForwardBatch:
+        """The arrays; see ForwardBatch for shapes."""
+        input_ids: list[int] = []
+        for req, count in zip(self.reqs, self.extend_lens, strict=True):
+            input_ids += req.tokens(req.computed, req.computed + count)
+        extend_lens = np.array(self.extend_lens, dtype=np.int64)
+        computed = np.array([req.computed for req in self.reqs], dtype=np.int64)
+        rows = np.array([req.row for req in self.reqs], dtype=np.int64)
+        # Position of token t of request b: computed[b] + (t - first token of b in the batch).
+        starts = np.cumsum(extend_lens) - extend_lens
+        positions = np.arange(len(input_ids), dtype=np.int64) + np.repeat(computed - starts, extend_lens)
+        return ForwardBatch(
+            input_ids=np.array(input_ids, dtype=np.int64),
+            positions=positions,
+            out_cache_loc=req_to_token[np.repeat(rows, extend_lens), positions].astype(np.int64),
+            req_pool_indices=rows,
+            seq_lens=computed + extend_lens,
+            extend_lens=extend_lens,
+        )
+
+    def wanted(self) -> list[SampleRequest]:
+        """One for each request whose sequence is complete with this step."""
+        return [_sample_request(b, req) for b, (req, count) in enumerate(zip(self.reqs, self.extend_lens, strict=True)) if count == req.pending]
+
+
+def _sample_request(row: int, req: Req) -> SampleRequest:
+    source = req.source
+    return SampleRequest(
+        row=row,
+        sampling=source.sampling,
+        position=len(req.output_ids),
+        logprobs=source.logprobs,
+        prompt_logprob_ids=source.input_ids[1:] if req.wants_prompt_logprobs else [],
+        banned_ids=req.banned_ids,
+    )
