@@ -19,7 +19,7 @@ from llmd.plan.context import ENV_EPOCH, ENV_INCARNATION
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles, make_plan
 from llmd.wire import sockets
-from llmd.wire.codec import Decoder
+from llmd.wire.codec import Decoder, encode
 from llmd.wire.messages import (
     AbortReq,
     BatchTokenIDOutput,
@@ -128,7 +128,7 @@ class Engine:
     def command(self, verb: str, **params: Any) -> Reply:
         self._commands += 1
         number = self._commands
-        self._control.send_multipart([self._peer, sockets.encode(Command(id=number, verb=verb, params=params))])
+        self._control.send_multipart([self._peer, encode(Command(id=number, verb=verb, params=params))])
         return self.until(f"reply to {verb}", lambda: self.replies.get(number), 5)
 
     def open_detokenizer(self) -> None:
@@ -176,6 +176,8 @@ class Engine:
                 self.ready = message
             elif isinstance(message, Heartbeat):
                 self.heartbeats.append(message)
+                if self.ready is None:  # what it said before its line stood is lost; control asks again
+                    self._control.send_multipart([self._peer, encode(Command(id=0, verb="hello"))])
             elif isinstance(message, Reply):
                 self.replies[message.id] = message
 
