@@ -55,8 +55,8 @@ class World:
         args = ServerArgs(http=HttpArgs(workers=2), supervision=SupervisionArgs(heartbeat=0.05))
         self.ports = PortArgs(run_dir=str(directory / "run"))
         self.boot = Boot(
-            start_id="test", started_at=0.0, args=args, ports=self.ports, files=model_files(directory / "small"), processes=make_plan(args, self.ports, threads=1),
-            http_url="", state_dir="", cache_dir="", log_dir="", failpoints=bool(failpoints),
+            start_id="test", started_at=0.0, args=args, ports=self.ports, files=model_files(directory / "small"),
+            processes=make_plan(args, self.ports, threads=1), http_url="", state_dir="", cache_dir="", log_dir="", failpoints=bool(failpoints),
         )  # fmt: skip
         self.ports.boot.write_bytes(self.boot.dump())
         self.failpoints = failpoints
@@ -169,19 +169,19 @@ def test_600_streams_at_once_each_get_their_text_and_one_finish(world: World) ->
             if not left[rid]:
                 del left[rid]
         world.send(*chunks)
-    while not all(chunks and chunks[-1].finish for chunks in got.values()):
+    while not all(received and received[-1].finish for received in got.values()):
         frontend = 0 if any(not (c and c[-1].finish) for rid, c in got.items() if int(rid[1:]) % 2 == 0) else 1
         batch = world.receive(frontend)
         assert isinstance(batch, BatchStrOutput)
         for chunk in batch.chunks:
             assert int(chunk.rid[1:]) % 2 == frontend
             got[chunk.rid].append(chunk)
-    for rid, chunks in got.items():
+    for rid, received in got.items():
         stopped = texts[rid].endswith("STOP")
-        assert "".join(chunk.text for chunk in chunks) == texts[rid].removesuffix("STOP")
-        assert [chunk.finish for chunk in chunks if chunk.finish] == [Finish("stop", "STOP") if stopped else Finish("length")]
-        assert all("\ufffd" not in chunk.text and (chunk.text or chunk.finish) for chunk in chunks)
-        assert [id for chunk in chunks for id in chunk.token_ids] == list(texts[rid].encode())
+        assert "".join(chunk.text for chunk in received) == texts[rid].removesuffix("STOP")
+        assert [chunk.finish for chunk in received if chunk.finish] == [Finish("stop", "STOP") if stopped else Finish("length")]
+        assert all("\ufffd" not in chunk.text and (chunk.text or chunk.finish) for chunk in received)
+        assert [id for chunk in received for id in chunk.token_ids] == list(texts[rid].encode())
     assert world.states() == 0
     assert process.poll() is None
     assert psutil.Process(process.pid).memory_info().rss < 150e6

@@ -49,5 +49,6 @@ def word_piece() -> str:
     names = ["[UNK]", "the", "cat", "##s", "play", "##ing", ".", "日", "'"]
     vocab = {name: id for id, name in enumerate(names)}
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": vocab}
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     rest = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": None}
-    return json.dumps({**rest, "added_tokens": [added(0, "[UNK]", special=True)], "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}, "model": model})
+    return json.dumps({**rest, "added_tokens": [added(0, "[UNK]", special=True)], "decoder": decoder, "model": model})

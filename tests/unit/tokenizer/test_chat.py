@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmd.errors import ConfigError, RequestError
 from llmd.tokenizer.chat import ChatTemplate
 
-USER = [{"role": "user", "content": "<é> & \"x\""}]
+USER = [{"role": "user", "content": '<é> & "x"'}]
 
 
-def render(source: str, **variables: object) -> str:
+def render(source: str, **variables: Any) -> str:
     return ChatTemplate(source).render(USER, **variables)
 
 

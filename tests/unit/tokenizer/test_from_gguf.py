@@ -33,7 +33,8 @@ def byte_level(**more: object) -> dict[str, object]:
 
 
 def sentencepiece(**more: object) -> dict[str, object]:
-    pieces = [(SPACE, -1e9), ("h", -1e9), ("e", -1e9), ("l", -1e9), ("o", -1e9), ("he", -1.0), ("ll", -2.0), ("hell", -3.0), ("hello", -4.0), (f"{SPACE}hello", -5.0)]
+    letters = [(letter, -1e9) for letter in (SPACE, "h", "e", "l", "o")]
+    pieces = [*letters, ("he", -1.0), ("ll", -2.0), ("hell", -3.0), ("hello", -4.0), (f"{SPACE}hello", -5.0)]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *(piece for piece, _ in pieces)]
     types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
     scores = [*[0.0] * 259, *(score for _, score in pieces)]
