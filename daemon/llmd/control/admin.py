@@ -1,0 +1,188 @@
+"""The admin plane: REST on a unix socket, in control's own loop. Reads come from what control knows, changes are operations."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from llmd.control import admin_socket, exposition, peer, status
+from llmd.control.core import Core
+from llmd.control.operations import Operation, Operations
+from llmd.control.status import Rates
+from llmd.control.verbs import VERBS
+from llmd.errors import RequestError, envelope
+
+log = logging.getLogger("llmd.control")
+
+#: Bytes of the longest request body.
+MAX_BODY = 2**20
+
+#: Headers that only a browser sends. A web page must not reach this plane.
+_BROWSER_HEADERS = (b"origin", b"referer", b"sec-fetch-")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class AdminServer:
+    """The socket and the server on it."""
+
+    def __init__(self, core: Core, operations: Operations, rates: Rates) -> None:
+        self._core = core
+        self._app = build(core, operations, rates)
+        self._socket: socket.socket | None = None
+        self._server: _Server | None = None
+
+    def bind(self) -> None:
+        """Take the socket. Raises ResourceError."""
+        args = self._core.boot.args.admin
+        path = Path(args.socket) if args.socket else self._core.boot.ports.admin_socket
+        self._socket = admin_socket.bind(path, args.group)
+
+    async def run(self) -> None:
+        """Serve, for ever."""
+        assert self._socket is not None, "bind comes first"
+        config = uvicorn.Config(
+            refuse_browsers(self._app), http=peer.PeerProtocol, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=30
+        )
+        self._server = _Server(config)
+        await self._server.serve(sockets=[self._socket])
+
+    def close(self) -> None:
+        """Stop listening. The socket file stays, so that a caller is refused rather than told that nothing is there."""
+        for server in getattr(self._server, "servers", []):
+            server.close()
+        if self._socket is not None:
+            self._socket.close()
+
+
+class _Server(uvicorn.Server):
+    """Signals are control's own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
+    """The application."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    @app.get("/v1/status")
+    async def get_status() -> Response:
+        return _json(status.status(core, rates))
+
+    @app.get("/v1/processes")
+    async def get_processes() -> Response:
+        return _json({"processes": status.processes(core)})
+
+    @app.get("/v1/kv")
+    async def get_kv() -> Response:
+        return _json(status.kv(core))
+
+    @app.get("/v1/operations")
+    async def get_operations() -> Response:
+        return _json({"operations": operations.newest_first()})
+
+    @app.get("/v1/operations/{number}")
+    async def get_operation(number: str) -> Response:
+        operation = operations.get(number)
+        if operation is None:
+            raise RequestError("there is no such operation", code="not_found")
+        return _json(operation)
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(core.metrics_text, media_type=exposition.CONTENT_TYPE)
+
+    async def change(request: Request, verb: str) -> Response:
+        raw = {**dict(request.query_params), **await _body(request)}
+        reason = raw.pop("reason", "")
+        if not isinstance(reason, str):
+            raise RequestError("reason: not a string", param="reason")
+        operation = await operations.run(verb, raw, peer.of(request.scope), reason[:500])
+        return _json(operation)
+
+    def route(verb: str) -> None:
+        @app.post(f"/v1/{verb}")
+        async def post(request: Request) -> Response:
+            return await change(request, verb)
+
+    for verb in VERBS:
+        route(verb)
+
+    @app.exception_handler(RequestError)
+    async def refused(request: Request, error: RequestError) -> Response:
+        return _error(error.message, error.status, code=error.code, param=error.param, hint=error.hint, operation=getattr(error, "operation", None))
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        hint = "GET /v1/status, or llmctl --help" if error.status_code == 404 else ""
+        return _error(str(error.detail), error.status_code, code=code, hint=hint, headers=dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        return _error("internal error; the log has more", 500, code="internal_error")
+
+    return app
+
+
+def refuse_browsers(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """A request that a web page made is refused before anything looks at it."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and any(name.lower().startswith(_BROWSER_HEADERS) for name, _ in scope["headers"]):
+            await _error("requests from web pages are refused", 403, code="forbidden")(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    data = b""
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY:
+            raise RequestError(f"the body is longer than {MAX_BODY} bytes", code="request_too_large")
+    if not data.strip():
+        return {}
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise RequestError("the body is not a JSON object", code="invalid_json")
+    return body
+
+
+def _json(value: Any, status_code: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status_code, headers=headers, media_type="application/json")
+
+
+def _error(
+    message: str,
+    status_code: int,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+    hint: str = "",
+    operation: Operation | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    body: dict[str, Any] = envelope(message, status_code, code=code, param=param)
+    body["error"] |= {"hint": hint or None, "operation_id": operation.id if operation else None}
+    if operation is not None:
+        body["operation"] = msgspec.to_builtins(operation)
+    return _json(body, status_code, headers)

@@ -1,0 +1,211 @@
+"""Control put together: its loops, and the beat that keeps going whatever else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO
+
+from llmd.control import listener, watchdog
+from llmd.control.admin import AdminServer
+from llmd.control.core import Core
+from llmd.control.drain import INFLIGHT
+from llmd.control.lifecycle import Lifecycle
+from llmd.control.metrics import Metrics
+from llmd.control.operations import Operations
+from llmd.control.snapshot import Report
+from llmd.control.state_file import StateFile
+from llmd.control.status import Rates, requests
+from llmd.control.supervisor_client import SupervisorAway, SupervisorClient
+from llmd.plan.context import WorkerContext
+
+log = logging.getLogger("llmd.control")
+
+#: Seconds after which a kill that has changed nothing is asked for again.
+KILL_AGAIN = 2.0
+
+
+class ControlApp:
+    """One control process. `run` returns when SIGTERM or `stop` ends it."""
+
+    def __init__(self, context: WorkerContext, events: BinaryIO | None, supervisor: SupervisorClient | None = None) -> None:
+        self._events = events
+        self._file = StateFile(context.boot.ports.control_state, context.boot.start_id)
+        self.core = Core(context, supervisor or SupervisorClient(context.boot.ports.supervisor_socket), self._file.load())
+        self._metrics = Metrics(self.core)
+        self._lifecycle = Lifecycle(self.core)
+        self._rates = Rates()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="state")
+        self._write: Future[None] | None = None
+        self._killed: dict[tuple[str, int], float] = {}
+        self._away = False
+        self._broken: set[str] = set()
+        self._stop = asyncio.Event()
+        self.operations = Operations(self.core, self._save_now)
+        self._admin = AdminServer(self.core, self.operations, self._rates)
+
+    def stop(self) -> None:
+        """End this control; the daemon goes on."""
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Everything, until stopped."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
+        core = self.core
+        core.channel.bind(core.boot.ports.control)
+        self._admin.bind()
+        loops = [core.channel.run(), self._beats(), self._reports(), self._admin.run()]
+        if self._events is not None:
+            core.spawn(listener.run(self._events, core.report_due.set), "events")
+        core.spawn(self._take_up(), "reload taken up")
+        tasks = [asyncio.ensure_future(loop) for loop in loops]
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                task.result()
+        finally:
+            await self._close([stopped, *tasks])
+        return 0
+
+    async def _take_up(self) -> None:
+        await self.core.until(lambda: self.core.settled, math.inf)
+        await self.operations.take_up()
+
+    async def _close(self, tasks: Sequence[asyncio.Future[Any]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.core.channel.close()
+        self._admin.close()
+        self.core.supervisor.close()
+        self._writer.shutdown(wait=True)
+        with contextlib.suppress(OSError):
+            self._file.write(self.core.encode_state())
+
+    # ------------------------------------------------------------ the beat
+
+    async def _beats(self) -> None:
+        """A turn at each heartbeat and at each change."""
+        core = self.core
+        period = core.boot.args.supervision.heartbeat
+        beat_at = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(core.changed.wait(), max(0.0, beat_at - time.monotonic()))
+            core.changed.clear()
+            now = time.monotonic()
+            if now >= beat_at:
+                if now - beat_at > 2 * period:
+                    # Control was stopped or starved: what it has not heard in that time is nobody's fault.
+                    core.table.forgive(now - beat_at)
+                beat_at = now + period
+                self._safely(self._beat)
+            self._safely(self._lifecycle.step)
+            if core.settled:
+                self._safely(self._publish)
+            self._safely(self._save)
+            core.turned()
+
+    def _beat(self) -> None:
+        core = self.core
+        for worker in core.table:
+            self._metrics.take(worker)
+        self._metrics.take_own()
+        self._rates.sample(core.ledger.counters(), time.monotonic())
+        core.metrics_text = self._metrics.render()
+        self._watch()
+
+    def _publish(self) -> None:
+        self.core.channel.publish(self.core.publication(), self.core.table.role("frontend"))
+
+    def _watch(self) -> None:
+        core, now = self.core, time.monotonic()
+        for verdict in watchdog.judge(core.table, core.snapshot, core.boot.args.supervision, now, core.started):
+            key = (verdict.name, verdict.pid)
+            if now - self._killed.get(key, -KILL_AGAIN) < KILL_AGAIN:
+                continue
+            if key not in self._killed:
+                log.error("%s (pid %d) hangs: %s", verdict.name, verdict.pid, verdict.reason)
+                core.ledger.inc("llmd_watchdog_kills_total", role=verdict.role)
+            self._killed[key] = now
+            core.spawn(self._kill(verdict), f"kill of {verdict.name}")
+
+    async def _kill(self, verdict: watchdog.Verdict) -> None:
+        try:
+            await self.core.supervisor.kill(verdict.name, verdict.pid)
+        except SupervisorAway as error:
+            log.warning("cannot have %s killed: %s", verdict.name, error)
+
+    def _safely(self, step: Callable[[], None]) -> None:
+        """A fault in one concern must not stop the beat; it is logged once until that concern works again."""
+        name = step.__qualname__
+        try:
+            step()
+        except Exception:
+            if name not in self._broken:
+                log.exception("%s failed", name)
+            self._broken.add(name)
+        else:
+            self._broken.discard(name)
+
+    # ------------------------------------------------------------ supervisor
+
+    async def _reports(self) -> None:
+        """Report at each heartbeat, at each change of state, and at each event."""
+        core = self.core
+        period = core.boot.args.supervision.heartbeat
+        while True:
+            core.report_due.clear()
+            try:
+                core.take_snapshot(await core.supervisor.report(self._report()))
+                self._away = False
+            except SupervisorAway as error:
+                if not self._away:
+                    log.warning("the supervisor does not answer: %s", error)
+                self._away = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(core.report_due.wait(), period)
+
+    def _report(self) -> Report:
+        core = self.core
+        stage, progress = core.stage()
+        return Report(
+            state=core.machine.state,
+            stage=stage,
+            reason=core.machine.reason,
+            status=self._status_text(stage, progress),
+            progressing=not core.stalled,
+            ready=core.remembered.ready_once,
+            requests=int(core.gauge(INFLIGHT) or 0),
+        )
+
+    def _status_text(self, stage: str, progress: float) -> str:
+        core = self.core
+        if core.machine.state in ("ready", "draining"):
+            counts = requests(core)
+            extra = f"; {', '.join(core.degraded)}" if core.degraded else ""
+            return f"{core.machine.state}: {counts['running']} running, {counts['waiting']} waiting{extra}"
+        share = f" {progress:.0%}" if 0 < progress < 1 else ""
+        detail = stage or core.machine.reason
+        return f"{core.machine.state}{f': {detail}' if detail else ''}{share}"
+
+    # ------------------------------------------------------------ state file
+
+    def _save(self) -> None:
+        if self._write is not None and not self._write.done():
+            return  # the next turn writes what is newest
+        if self._write is not None and (error := self._write.exception()) is not None:
+            self._write = None
+            raise error
+        self._write = self._writer.submit(self._file.write, self.core.encode_state())
+
+    async def _save_now(self) -> None:
+        """What is remembered is on disk when this returns. Raises OSError."""
+        await asyncio.wrap_future(self._writer.submit(self._file.write, self.core.encode_state()))

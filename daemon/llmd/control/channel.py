@@ -1,0 +1,196 @@
+"""The control channel: a ROUTER to which every worker connects. Fills the table, sends commands and publications.
+
+Runs in control's event loop and never blocks it: a worker whose queue is full simply misses a publication, and shows as not
+answering a command. A frame that does not decode is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from msgspec import Struct
+
+from llmd.control.table import Worker, WorkerTable
+from llmd.wire.codec import BadFrame, Decoder, encode
+from llmd.wire.messages import Command, ControlInput, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply
+
+log = logging.getLogger(__name__)
+
+#: Bytes of the longest message that may arrive; a heartbeat has some ten kilobytes.
+MAX_MESSAGE = 16 * 2**20
+
+#: Seconds between two questions `hello` to one identity, and between two warnings about one source.
+ASK_EVERY = 0.2
+WARN_EVERY = 60.0
+
+_QUIET = 1024
+
+
+class RankReply(Struct, frozen=True, kw_only=True):
+    """One worker's answer to a command; `answered` False: none within the deadline."""
+
+    role: str
+    rank: int
+    answered: bool
+    ok: bool
+    code: str | None = None
+    message: str = ""
+    data: dict[str, Any] = {}
+
+
+class Channel:
+    """See the module. `on_message(worker, message)` runs after the table has taken the message in; `on_bad_frame` counts."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        *,
+        expected: frozenset[str],
+        on_message: Callable[[Worker, Message], None],
+        on_bad_frame: Callable[[], None],
+    ) -> None:
+        self._table = table
+        self._expected = expected
+        self._on_message = on_message
+        self._on_bad_frame = on_bad_frame
+        self._ids = itertools.count(1)
+        self._waiting: dict[tuple[int, str, int], asyncio.Future[Reply]] = {}
+        self._asked: dict[bytes, float] = {}
+        self._warned: dict[bytes, float] = {}
+        self._decoder: Decoder[Message] = Decoder(ControlInput)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
+
+    def bind(self, endpoint: str) -> None:
+        """Take the endpoint; the socket file of a dead control is replaced."""
+        self._socket.bind(endpoint)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    async def run(self) -> None:
+        """Take messages in, for ever."""
+        while True:
+            parts = await self._socket.recv_multipart()
+            self._receive(parts[0], parts[1:])
+            # A flood of frames must not keep the loop from its heartbeat.
+            await asyncio.sleep(0)
+
+    def _receive(self, identity: bytes, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 1:
+                raise BadFrame(f"{len(frames)} frames where there is one")
+            message = self._decoder.decode(frames[0])
+        except BadFrame as error:
+            self._bad(identity, str(error))
+            return
+        now = time.monotonic()
+        worker = self._introduce(identity, message, now) if isinstance(message, Hello) else self._table.by_identity(identity)
+        if worker is None:
+            self._ask(identity, now)
+            return
+        match message:
+            case Progress():
+                self._table.progress(worker, message, now)
+            case Ready():
+                self._table.ready(worker, message, now)
+            case Heartbeat():
+                self._table.heartbeat(worker, message, now)
+            case Reply():
+                worker.heard_at = now
+                self._settle(worker, message)
+        self._on_message(worker, message)
+
+    def _introduce(self, identity: bytes, message: Hello, now: float) -> Worker | None:
+        if f"{message.role}-{message.rank}" not in self._expected:
+            self._bad(identity, f"Hello of {message.role}-{message.rank}, which is not in the plan")
+            return None
+        self._asked.pop(identity, None)
+        return self._table.hello(identity, message, now)
+
+    def _ask(self, identity: bytes, now: float) -> None:
+        if now - self._asked.get(identity, -ASK_EVERY) < ASK_EVERY:
+            return
+        if len(self._asked) > _QUIET:
+            self._asked.clear()
+        self._asked[identity] = now
+        self._send(identity, Command(id=0, verb="hello"))
+
+    def _bad(self, identity: bytes, why: str) -> None:
+        self._on_bad_frame()
+        now = time.monotonic()
+        if now - self._warned.get(identity, -WARN_EVERY) < WARN_EVERY:
+            return
+        if len(self._warned) > _QUIET:
+            self._warned.clear()
+        self._warned[identity] = now
+        source = self._table.by_identity(identity)
+        log.warning("control channel: dropped a frame from %s: %s", source.name if source else ascii(identity[:64]), why)
+
+    # ------------------------------------------------------------ out
+
+    def publish(self, message: Publish, workers: Iterable[Worker]) -> None:
+        """Send to each of `workers`; one that cannot take it now gets the next one."""
+        frame = encode(message)
+        for worker in workers:
+            self._send_frame(worker.identity, frame)
+
+    async def command(self, workers: Iterable[Worker], verb: str, params: dict[str, Any] | None = None, *, within: float) -> list[RankReply]:
+        """Send `verb` to each of `workers`, wait `within` seconds for their replies; one result each, in their order."""
+        number = next(self._ids)
+        message = Command(id=number, verb=verb, params=params or {})
+        return list(await asyncio.gather(*(self._one(worker, message, within) for worker in workers)))
+
+    async def _one(self, worker: Worker, message: Command, within: float) -> RankReply:
+        key = (message.id, worker.name, worker.incarnation)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = future
+        try:
+            if not self._send(worker.identity, message):
+                return _no_answer(worker, "cannot be reached")
+            reply = await asyncio.wait_for(future, within)
+            return RankReply(role=worker.role, rank=worker.rank, answered=True, ok=reply.ok, code=reply.code, message=reply.message, data=reply.data)
+        except TimeoutError:
+            return _no_answer(worker, f"did not answer within {within:.1f} s")
+        except ConnectionResetError:
+            return _no_answer(worker, "ended before it answered")
+        finally:
+            del self._waiting[key]
+
+    def forget(self, worker: Worker) -> None:
+        """The worker is gone: whoever waits for its replies is told."""
+        for (_, name, incarnation), future in self._waiting.items():
+            if (name, incarnation) == (worker.name, worker.incarnation) and not future.done():
+                future.set_exception(ConnectionResetError())
+
+    def _settle(self, worker: Worker, reply: Reply) -> None:
+        future = self._waiting.get((reply.id, worker.name, worker.incarnation))
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _send(self, identity: bytes, message: Message) -> bool:
+        return self._send_frame(identity, encode(message))
+
+    def _send_frame(self, identity: bytes, frame: bytes) -> bool:
+        future = asyncio.ensure_future(self._socket.send_multipart([identity, frame], flags=zmq.NOBLOCK))
+        # With NOBLOCK it is settled when it comes back: sent, queue full, or no such peer.
+        with contextlib.suppress(zmq.ZMQError):
+            future.result()
+            return True
+        return False
+
+
+def _no_answer(worker: Worker, message: str) -> RankReply:
+    return RankReply(role=worker.role, rank=worker.rank, answered=False, ok=False, code="no_answer", message=message)

@@ -1,0 +1,232 @@
+"""What the parts of control share: the plan, the table, the machine, the last snapshot, the ledger, and what is remembered.
+
+It decides nothing (the lifecycle and the operations do) and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from llmd.control.channel import Channel
+from llmd.control.ledger import Ledger
+from llmd.control.machine import BEFORE_READY, RESUMABLE, Change, Machine
+from llmd.control.snapshot import WANTED_EXITS, ProcessView, Snapshot
+from llmd.control.state_file import ControlState
+from llmd.control.supervisor_client import SupervisorClient
+from llmd.control.table import Worker, WorkerTable, is_dead
+from llmd.plan.context import WorkerContext
+from llmd.plan.spec import Boot
+from llmd.wire.messages import Message, Publish, Ready
+
+log = logging.getLogger("llmd.control")
+
+
+class Core:
+    """See the module. Lives in control's one event loop."""
+
+    def __init__(self, context: WorkerContext, supervisor: SupervisorClient, remembered: ControlState | None) -> None:
+        self.context = context
+        self.boot: Boot = context.boot
+        self.supervisor = supervisor
+        self.started = time.monotonic()
+        self.resumed = remembered is not None and remembered.ready_once
+        self.remembered = remembered or ControlState(start_id=self.boot.start_id)
+        initial = self.remembered.state if self.resumed and self.remembered.state in RESUMABLE else "recovering" if self.resumed else "starting"
+        self.machine = Machine(self._changed_state, initial)
+        self.ledger = Ledger(self.remembered.ledger)
+        self.table = WorkerTable(self._worker_gone)
+        self.channel = Channel(
+            self.table,
+            expected=frozenset(p.name for p in self.boot.processes if p.role != "control"),
+            on_message=self._message,
+            on_bad_frame=lambda: self.ledger.inc("llmd_wire_bad_frames_total", channel="control"),
+        )
+        self.snapshot: Snapshot | None = None
+        self.snapshot_at = 0.0
+        self.settled = not self.resumed
+        """Whether the picture is whole: a replaced control says nothing to anyone before."""
+        self.degraded: tuple[str, ...] = ()
+        self.stalled = False
+        self.model_info: dict[str, Any] = {}
+        self.metrics_text = ""
+        self.changed = asyncio.Event()
+        """Something that others should know at once."""
+        self.report_due = asyncio.Event()
+        self.newly_ready: list[Worker] = []
+        self.holding = False
+        """A drain has been sent to the frontends and not been taken back."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Event()
+
+    # ------------------------------------------------------------ who is there
+
+    def expected(self, role: str) -> int:
+        """Processes of a role in the plan."""
+        return sum(p.role == role for p in self.boot.processes)
+
+    def ready_workers(self, role: str) -> list[Worker]:
+        return [w for w in self.table.role(role) if w.ready]
+
+    @property
+    def epoch(self) -> int:
+        """The engine's epoch: the supervisor's, or a newer one that a rank has brought."""
+        ranks = [w.epoch for w in self.table.role("scheduler")]
+        return max([self.snapshot.epoch if self.snapshot else 0, self.remembered.epoch, *ranks])
+
+    @property
+    def engine_up(self) -> bool:
+        """Whether every rank of the current epoch is ready."""
+        epoch = self.epoch
+        return sum(w.epoch == epoch for w in self.ready_workers("scheduler")) == self.expected("scheduler")
+
+    @property
+    def detokenizer(self) -> Worker | None:
+        return next(iter(self.ready_workers("detokenizer")), None)
+
+    @property
+    def stopping(self) -> bool:
+        return self.machine.state == "stopping" or (self.snapshot is not None and self.snapshot.stopping)
+
+    def slowest(self) -> Worker | None:
+        """The worker that the start waits for; the engine's ranks first."""
+        waiting = [w for w in self.table if not w.ready]
+        return min(waiting, key=lambda w: (w.role != "scheduler", w.rank), default=None)
+
+    def stage(self) -> tuple[str, float]:
+        """What is being done, in words, and how far it is (0..1)."""
+        if self.machine.state == "warming":
+            return "warm-up", 0.0
+        worker = self.slowest()
+        if worker is None:
+            return ("", 1.0) if self.engine_up else ("starting processes", 0.0)
+        return f"{worker.name}: {worker.stage}", min(1.0, worker.done / worker.total) if worker.total > 0 else 0.0
+
+    # ------------------------------------------------------------ what comes in
+
+    def take_snapshot(self, snapshot: Snapshot) -> None:
+        """The supervisor's truth."""
+        previous, self.snapshot, self.snapshot_at = self.snapshot, snapshot, time.monotonic()
+        for view in snapshot.processes:
+            self._note_restart(view)
+            self._note_death(previous, view)
+        self.table.reconcile(snapshot)
+        self.remembered.epoch = max(self.remembered.epoch, snapshot.epoch)
+        if not snapshot.same_as(previous):
+            self.changed.set()
+
+    def _note_restart(self, view: ProcessView) -> None:
+        seen = self.remembered.incarnations.get(view.name, 1)
+        if view.incarnation > seen:
+            reason = view.last_exit.reason if view.last_exit else "exit"
+            self.ledger.inc("llmd_process_restarts_total", view.incarnation - seen, role=view.role, reason=reason)
+        self.remembered.incarnations[view.name] = max(view.incarnation, seen)
+
+    def _note_death(self, previous: Snapshot | None, view: ProcessView) -> None:
+        before = previous.process(view.name) if previous else None
+        if before is None or not before.pid or view.pid == before.pid:
+            return
+        end = view.last_exit.text if view.last_exit else "is gone"
+        wanted = self.stopping or (view.last_exit is not None and view.last_exit.reason in WANTED_EXITS)
+        log.log(logging.INFO if wanted else logging.ERROR, "%s (pid %d) %s", view.name, before.pid, end)
+
+    def _message(self, worker: Worker, message: Message) -> None:
+        match message:
+            case Ready():
+                if worker.role == "scheduler" and worker.rank == 0:
+                    self.model_info = message.info
+                self.newly_ready.append(worker)
+                self.changed.set()
+            case _:
+                if worker.beat_at == 0.0:
+                    self.changed.set()
+
+    def _worker_gone(self, worker: Worker) -> None:
+        self.channel.forget(worker)
+        self.changed.set()
+        if worker.role == "frontend":
+            self.spawn(self._tell_frontend_gone(worker), "frontend_gone")
+
+    async def _tell_frontend_gone(self, worker: Worker) -> None:
+        params = {"frontend": worker.rank, "incarnation": worker.incarnation}
+        await self.channel.command(self.table.role("scheduler"), "frontend_gone", params, within=5.0)
+
+    def _changed_state(self, change: Change) -> None:
+        log.info("%s -> %s%s", change.source, change.target, f": {change.reason}" if change.reason else "", extra={"epoch": self.epoch})
+        self.remembered.state = change.target
+        self.remembered.ready_once = self.remembered.ready_once or change.target == "ready"
+        self.changed.set()
+        self.report_due.set()
+
+    # ------------------------------------------------------------ what goes out
+
+    def publication(self) -> Publish:
+        """All that the frontends answer from."""
+        stage, progress = self.stage()
+        detokenizer = self.detokenizer
+        return Publish(
+            state=self.machine.state,
+            stage=stage,
+            reason=self.machine.reason,
+            degraded=self.degraded,
+            progress=progress,
+            epoch=self.epoch,
+            engine_up=self.engine_up,
+            detokenizer_incarnation=detokenizer.incarnation if detokenizer else 0,
+            weights_version=self.boot.files.weights_version,
+            model=self.model_info,
+            metrics=self.metrics_text,
+        )
+
+    def encode_state(self) -> bytes:
+        """What goes into control.state."""
+        remembered = self.remembered
+        remembered.files, remembered.model_path = self.boot.files, self.boot.args.model.path
+        return msgspec.msgpack.encode(remembered)
+
+    def gauge(self, name: str) -> float | None:
+        """Sum of a gauge over the living workers; None where nobody has it."""
+        values = [w.totals.gauges[name] for w in self.table if name in w.totals.gauges]
+        return sum(values) if values else None
+
+    def view(self, worker: Worker) -> ProcessView | None:
+        """The supervisor's view of a worker, if it is still that process."""
+        view = self.snapshot.process(worker.name) if self.snapshot else None
+        return None if view is None or is_dead(worker, view) else view
+
+    @property
+    def never_ready(self) -> bool:
+        return self.machine.state in BEFORE_READY
+
+    def turned(self) -> None:
+        """The loop has made a turn: whoever waits in `until` looks again."""
+        self._turn.set()
+        self._turn = asyncio.Event()
+
+    async def until(self, over: Callable[[], bool], deadline: float) -> bool:
+        """Wait until `over()`, looked at after each turn, or until `deadline` (monotonic): False then."""
+        while not over():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._turn.wait(), min(left, 1.0))
+        return True
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run `work` beside everything else; an exception is logged, never lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)

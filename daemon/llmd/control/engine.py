@@ -1,0 +1,38 @@
+"""Waiting for a new engine, and noticing that it does not come."""
+
+from __future__ import annotations
+
+import time
+
+from llmd.control.core import Core
+from llmd.control.snapshot import WANTED_EXITS
+
+
+async def await_engine(core: Core, before: int, deadline: float) -> str:
+    """Wait until an engine newer than epoch `before` is up. Empty when it is, else why it is not."""
+    began = time.monotonic()
+    fault = ""
+
+    def over() -> bool:
+        nonlocal fault
+        fault = _fault(core, before, began)
+        return bool(fault) or (core.epoch > before and core.engine_up)
+
+    if not await core.until(over, deadline):
+        return f"not ready within {deadline - began:.0f} s"
+    return fault
+
+
+def _fault(core: Core, before: int, began: float) -> str:
+    """Why the engine that was started since `began` has failed; empty: it has not."""
+    snapshot = core.snapshot
+    if snapshot is None or snapshot.epoch <= before:
+        return ""
+    age = time.monotonic() - core.snapshot_at
+    for view in snapshot.processes:
+        end = view.last_exit
+        if view.role != "scheduler" or end is None or end.reason in WANTED_EXITS or end.age_s + age > time.monotonic() - began:
+            continue
+        last = end.stderr.strip().splitlines()
+        return f"{view.name} {end.text}{f': {last[-1]}' if last else ''}"
+    return f"it was started again as epoch {snapshot.epoch}" if snapshot.epoch > before + 1 else ""

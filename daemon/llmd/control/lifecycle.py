@@ -1,0 +1,189 @@
+"""What happens when: start, warm-up, engine lost and back, processes away, stop. Called at each turn of control's loop.
+
+Each step looks at the table and the snapshot and makes at most the transition they call for; what takes time runs in a task.
+The transitions of a reload are its operation's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from llmd.control.core import Core
+from llmd.control.drain import drain
+from llmd.control.machine import BEFORE_READY
+from llmd.control.supervisor_client import SupervisorAway
+from llmd.control.table import Worker
+from llmd.errors import EXIT_GAVE_UP, EXIT_OK
+from llmd.observability.process import freeze_gc
+
+log = logging.getLogger("llmd.control")
+
+#: Seconds a replaced control waits for the workers to tell it how things are.
+SETTLE = 3.0
+
+#: Seconds for all to freeze their heaps; nobody's readiness hangs on it.
+FREEZE_TIMEOUT = 10.0
+
+#: Seconds that frontends get to end the requests left after a drain; the supervisor's own deadline leaves room for it.
+LAST_WORDS = 1.0
+
+
+class Lifecycle:
+    """See the module."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._warming = False
+        self._stop_begun = False
+        self._stalled_since: float | None = None
+
+    def step(self) -> None:
+        """Make what the picture calls for happen."""
+        core = self._core
+        if not core.settled:
+            core.settled = self._picture_is_whole()
+            if not core.settled:
+                return
+        if core.snapshot is not None and core.snapshot.stopping and not self._stop_begun:
+            self._stop_begun = True
+            core.spawn(self._stop(), "stop")
+        state, up = core.machine.state, core.engine_up
+        if state in BEFORE_READY and not self._stop_begun:
+            self._start()
+        elif state == "recovering" and up:
+            core.machine.fire("engine_back", f"epoch {core.epoch}")
+        elif state in ("ready", "paused", "asleep") and not up:
+            core.machine.fire("engine_lost", self._why_engine_is_away())
+        self._redrain()
+        self._look_for_stall()
+        core.degraded = self._degraded()
+
+    # ------------------------------------------------------------ start
+
+    def _picture_is_whole(self) -> bool:
+        core = self._core
+        if time.monotonic() - core.started > SETTLE:
+            return True
+        if core.snapshot is None:
+            return False
+        for view in core.snapshot.processes:
+            worker = core.table.get(view.name)
+            # A heartbeat follows Hello and Ready, so after one it is known whether the worker is ready.
+            if view.role != "control" and view.pid and (worker is None or worker.pid != view.pid or not worker.beat_at):
+                return False
+        return True
+
+    def _start(self) -> None:
+        core = self._core
+        core.newly_ready.clear()
+        helpers = all(len(core.ready_workers(role)) == core.expected(role) for role in ("frontend", "detokenizer"))
+        if core.machine.state == "starting" and core.table.role("scheduler"):
+            core.machine.fire("load")
+        if core.engine_up and helpers and not self._warming:
+            self._warming = True
+            core.machine.fire("loaded", f"all processes ready after {time.monotonic() - core.started:.1f} s")
+            core.spawn(self._warm(), "warm-up")
+
+    async def _warm(self) -> None:
+        core = self._core
+        began = time.monotonic()
+        replies = await core.channel.command(core.table.role("frontend")[:1], "warmup", within=core.boot.args.supervision.startup_timeout)
+        if core.machine.state != "warming":
+            return
+        if not replies or not replies[0].ok:
+            await self._fail(f"warm-up failed: {replies[0].message or replies[0].code}" if replies else "warm-up failed: there is no frontend")
+            return
+        frozen = await core.channel.command(core.table, "freeze", within=FREEZE_TIMEOUT)
+        for reply in frozen:
+            if not reply.ok:
+                log.warning("%s-%d has not frozen its heap: %s", reply.role, reply.rank, reply.message or reply.code)
+        freeze_gc()
+        if core.machine.state == "warming":
+            core.machine.fire("warm", f"warm-up took {time.monotonic() - began:.1f} s")
+
+    async def _fail(self, why: str) -> None:
+        log.error("%s", why)
+        self._core.machine.fire("fail", why)
+        await self._core.supervisor.give_up(EXIT_GAVE_UP, why)
+
+    # ------------------------------------------------------------ while it runs
+
+    def _why_engine_is_away(self) -> str:
+        core = self._core
+        if core.snapshot is not None:
+            for view in core.snapshot.processes:
+                if view.role == "scheduler" and view.last_exit is not None and core.table.get(view.name) is None:
+                    return f"{view.name} {view.last_exit.text}"
+        away = [p.name for p in core.boot.processes if p.role == "scheduler" and not _is_ready(core.table.get(p.name))]
+        return f"{', '.join(away)} restarts" if away else "the engine restarts"
+
+    def _degraded(self) -> tuple[str, ...]:
+        """Why the daemon, though ready, is not whole."""
+        core = self._core
+        if core.machine.state in BEFORE_READY or core.machine.state == "stopping":
+            return ()
+        reasons = [f"{p.name} is away" for p in core.boot.processes if p.role in ("frontend", "detokenizer") and not _is_ready(core.table.get(p.name))]
+        reasons += [f"{w.name} is blocked on {w.blocked_on}" for w in core.table if w.blocked_on]
+        if core.stalled:
+            reasons.append("requests wait, none runs")
+        return tuple(reasons)
+
+    def _redrain(self) -> None:
+        """A frontend that comes up while others drain drains too."""
+        core = self._core
+        fresh = [w for w in core.newly_ready if w.role == "frontend"]
+        core.newly_ready.clear()
+        if fresh and core.holding:
+            core.spawn(self._send_drain(fresh), "drain of a new frontend")
+
+    async def _send_drain(self, workers: list[Worker]) -> None:
+        await self._core.channel.command(workers, "drain", within=5.0)
+
+    def _look_for_stall(self) -> None:
+        core = self._core
+        waiting = core.gauge("llmd_requests_waiting") or 0
+        running = core.gauge("llmd_requests_running") or 0
+        free = core.gauge('llmd_kv_pages{state="free"}')
+        now = time.monotonic()
+        if waiting and not running and core.engine_up and (free is None or free > 0):
+            self._stalled_since = self._stalled_since or now
+        else:
+            self._stalled_since = None
+        stalled = self._stalled_since is not None and now - self._stalled_since > core.boot.args.supervision.stall_alarm
+        if stalled and not core.stalled:
+            log.error("%d requests wait, none runs and memory is free: the engine is stalled", int(waiting))
+        core.stalled = stalled
+
+    # ------------------------------------------------------------ stop
+
+    async def _stop(self) -> None:
+        core = self._core
+        if core.machine.state not in BEFORE_READY and core.machine.state != "failed":
+            if core.machine.can("drain"):
+                core.machine.fire("drain", "stopping")
+            left = await drain(core, self._drain_deadline(), {"stopping": True})
+            if left:
+                log.warning("%d requests have not finished within the drain", left)
+                await core.channel.command(core.table.role("frontend"), "shutting_down", within=LAST_WORDS)
+        if core.machine.can("stop"):
+            core.machine.fire("stop", "asked to")
+        await self._shutdown("stopped as asked")
+
+    def _drain_deadline(self) -> float:
+        core = self._core
+        left = core.boot.args.http.drain_timeout
+        if core.snapshot is not None and core.snapshot.drain_left_s is not None:
+            left = min(left, core.snapshot.drain_left_s)
+        return time.monotonic() + max(0.0, left)
+
+    async def _shutdown(self, why: str) -> None:
+        try:
+            await self._core.supervisor.shutdown(EXIT_OK, why)
+        except SupervisorAway as error:
+            # The supervisor has the same deadline and ends the daemon itself.
+            log.warning("cannot tell the supervisor that the drain is over: %s", error)
+
+
+def _is_ready(worker: Worker | None) -> bool:
+    return worker is not None and worker.ready

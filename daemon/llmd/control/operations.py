@@ -1,0 +1,179 @@
+"""Administrative operations: who may run beside whom, their records, their audit lines.
+
+At most one operation that replaces the engine runs at a time, and one flush; whatever conflicts is refused, never queued.
+What a verb does is in llmd.control.verbs and llmd.control.reload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from llmd.control import audit, reload, verbs
+from llmd.control.channel import RankReply
+from llmd.control.core import Core
+from llmd.control.params import convert
+from llmd.control.peer import Peer
+from llmd.control.supervisor_client import SupervisorAway
+from llmd.errors import RequestError
+
+log = logging.getLogger("llmd.control")
+
+OperationState = Literal["pending", "running", "succeeded", "partial", "failed", "rolled_back"]
+
+#: Operations that are remembered for GET /v1/operations.
+KEPT = 200
+
+#: Verbs that replace the engine; each excludes all others but `stop`.
+ENGINE_VERBS = frozenset({"reload", "restart"})
+
+
+class Operation(Struct, kw_only=True):
+    """One administrative change. Times are Unix seconds."""
+
+    id: str
+    verb: str
+    params: dict[str, Any]
+    reason: str
+    state: OperationState = "pending"
+    started_at: float = 0.0
+    finished_at: float | None = None
+    results: list[RankReply] = []
+    """One a rank."""
+    message: str = ""
+    code: str | None = None
+    data: dict[str, Any] = {}
+
+
+class OperationFailed(RequestError):
+    """The operation was refused or failed; carries its record, if it got that far."""
+
+    def __init__(self, cause: RequestError, operation: Operation | None) -> None:
+        super().__init__(cause.message, code=cause.code, param=cause.param, status=cause.status)
+        self.hint = cause.hint
+        self.operation = operation
+
+
+class Operations:
+    """See the module. `save` returns when what is remembered is on disk."""
+
+    def __init__(self, core: Core, save: Callable[[], Awaitable[None]]) -> None:
+        self._core = core
+        self._save = save
+        self._kept: deque[Operation] = deque(maxlen=KEPT)
+        self._running: list[Operation] = []
+        self._audit = Path(core.boot.state_dir) / "audit.jsonl"
+
+    def newest_first(self) -> list[Operation]:
+        """Newest first."""
+        return list(reversed(self._kept))
+
+    def get(self, number: str) -> Operation | None:
+        return next((o for o in self._kept if o.id == number), None)
+
+    async def run(self, verb: str, raw: dict[str, Any], peer: Peer, reason: str = "") -> Operation:
+        """Run a verb to its end. Raises OperationFailed."""
+        operation: Operation | None = None
+        try:
+            kind = verbs.VERBS.get(verb)
+            if kind is None:
+                raise RequestError(f"there is no verb {verb[:64]!r}; there are {', '.join(verbs.VERBS)}", param="verb")
+            params = convert(raw, kind)
+            self._refuse_conflicts(verb)
+            operation = Operation(id=f"op-{secrets.token_hex(6)}", verb=verb, params=raw, reason=reason, started_at=time.time())
+            await self._execute(operation, params)
+        except RequestError as error:
+            await self._audited(peer, verb, raw, reason, operation, error)
+            raise OperationFailed(error, operation) from None
+        await self._audited(peer, verb, raw, reason, operation, None)
+        return operation
+
+    async def take_up(self) -> None:
+        """Finish the reload that a control before this one had begun."""
+        remembered = self._core.remembered
+        old, record = remembered.previous_boot, remembered.operation
+        if old is None:
+            remembered.operation = None
+            return
+        operation = msgspec.convert(record or {"id": "op-unknown", "verb": "reload", "params": {}, "reason": ""}, Operation)
+        log.warning("taking up the reload that the control before this one had begun", extra={"operation_id": operation.id})
+        try:
+            await self._execute(operation, None)
+        except RequestError as error:
+            log.error("reload: %s", error.message, extra={"operation_id": operation.id})
+
+    # ------------------------------------------------------------ within
+
+    def _refuse_conflicts(self, verb: str) -> None:
+        if verb == "stop":
+            return
+        for other in self._running:
+            if other.verb in ENGINE_VERBS:
+                code = "reload_in_progress" if other.verb == "reload" else "busy"
+                raise RequestError(f"operation {other.id} ({other.verb}) runs; try again when it is done", code=code)
+            if other.verb == verb == "flush":
+                raise RequestError(f"operation {other.id} flushes already", code="flush_in_progress")
+            if verb in ENGINE_VERBS and other.verb == "flush":
+                raise RequestError(f"operation {other.id} ({other.verb}) runs; try again when it is done", code="busy")
+
+    async def _execute(self, operation: Operation, params: Any) -> None:
+        """Run it, keep its record. Raises RequestError."""
+        self._kept.append(operation)
+        self._running.append(operation)
+        operation.state = "running"
+        self._remember()
+        log.info("%s begins", operation.verb, extra={"operation_id": operation.id})
+        try:
+            await self._dispatch(operation, params)
+            operation.state = "succeeded"
+        except SupervisorAway as error:
+            self._failed(operation, "failed", "the supervisor does not answer")
+            raise RequestError(f"the supervisor does not answer: {error}", code="engine_unavailable") from None
+        except reload.RolledBack as error:
+            self._failed(operation, "rolled_back", error.message, error.code)
+            raise
+        except RequestError as error:
+            partial = any(r.ok for r in operation.results) and not all(r.ok for r in operation.results)
+            self._failed(operation, "partial" if partial else "failed", error.message, error.code)
+            raise
+        except BaseException:
+            self._failed(operation, "failed", "internal error")
+            raise
+        finally:
+            operation.finished_at = time.time()
+            self._running.remove(operation)
+            self._remember()
+            self._core.ledger.inc("llmd_operations_total", verb=operation.verb, result=operation.state)
+            log.info("%s: %s", operation.verb, operation.state, extra={"operation_id": operation.id})
+            self._core.changed.set()
+
+    async def _dispatch(self, operation: Operation, params: Any) -> None:
+        def keep(replies: list[RankReply]) -> None:
+            operation.results = replies
+
+        if operation.verb == "reload":
+            operation.data = await reload.run(self._core, params, self._save)
+        else:
+            operation.data = await verbs.RUN[operation.verb](self._core, params, keep)
+
+    @staticmethod
+    def _failed(operation: Operation, state: OperationState, message: str, code: str | None = None) -> None:
+        operation.state, operation.message, operation.code = state, message, code
+
+    def _remember(self) -> None:
+        current = next((o for o in self._running if o.verb in ENGINE_VERBS), None) or (self._running[-1] if self._running else None)
+        self._core.remembered.operation = msgspec.to_builtins(current) if current else None
+
+    async def _audited(self, peer: Peer, verb: str, raw: dict[str, Any], reason: str, operation: Operation | None, error: RequestError | None) -> None:
+        result = operation.state if operation else "refused"
+        data = audit.line(peer, verb, raw, reason, result, error.code if error else None, operation.id if operation else None)
+        await asyncio.get_running_loop().run_in_executor(None, audit.append, self._audit, data)

@@ -1,0 +1,56 @@
+"""Who is at the other end of the admin socket: uid, gid and pid from the kernel, not from the client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+#: struct ucred: pid, uid, gid (man 7 unix, SO_PEERCRED).
+_UCRED = struct.Struct("3i")
+
+#: What /proc shows for a process outside any login.
+_NO_LOGIN = 2**32 - 1
+
+
+class Peer(Struct, frozen=True):
+    """The caller; all None where the kernel does not tell."""
+
+    uid: int | None = None
+    gid: int | None = None
+    pid: int | None = None
+    loginuid: int | None = None
+
+
+class PeerProtocol(H11Protocol):
+    """HTTP whose `scope["client"]` is ("uid:gid:pid", 0): a unix socket has no address to put there."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        with contextlib.suppress(OSError, AttributeError):
+            pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            self.client = (f"{uid}:{gid}:{pid}", 0)
+
+
+def of(scope: Any) -> Peer:
+    """The peer of a request's scope."""
+    try:
+        uid, gid, pid = (int(part) for part in scope["client"][0].split(":"))
+    except (KeyError, TypeError, ValueError, IndexError):
+        return Peer()
+    return Peer(uid, gid, pid, _loginuid(pid))
+
+
+def _loginuid(pid: int) -> int | None:
+    try:
+        value = int(Path(f"/proc/{pid}/loginuid").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if value == _NO_LOGIN else value

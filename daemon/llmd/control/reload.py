@@ -1,0 +1,129 @@
+"""Reload of weights: check, commit, roll back.
+
+The new files are checked by the same child that checks at start, compared with what runs, and only then committed: the boot
+file is replaced and the engine restarted. If the new engine fails, the old boot file comes back. What is needed for that is
+in control.state before anything is changed, so a replaced control finishes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llmd.control import drain, weights
+from llmd.control.core import Core
+from llmd.control.engine import await_engine
+from llmd.control.verbs import ReloadParams, refuse_unless_up
+from llmd.errors import RequestError
+from llmd.plan.spec import Boot
+
+log = logging.getLogger("llmd.control")
+
+Save = Callable[[], Awaitable[None]]
+
+
+class RolledBack(RequestError):
+    """The new weights did not come up; the old ones are back."""
+
+
+async def run(core: Core, params: ReloadParams | None, save: Save) -> dict[str, Any]:
+    """Load other weights. `params` None: finish what a control before this one had begun."""
+    if params is None:
+        before = core.remembered.reload_epoch
+        old = Boot.load(core.remembered.previous_boot or b"")
+        if core.epoch <= before and core.boot != old:
+            await core.supervisor.restart_engine("reload")
+        elif core.epoch <= before:
+            await _finish(core, save)
+            raise RequestError("control was replaced before the new weights were committed; the old ones go on", code="aborted")
+    else:
+        refuse_unless_up(core)
+        if not core.machine.can("reload"):
+            raise RequestError(f"the daemon is {core.machine.state}", code="busy")
+        boot = await _prepare(core, params)
+        old = core.boot
+        core.machine.fire("reload", f"to {boot.files.weights_version}")
+        before = await _commit(core, boot, params, save)
+    try:
+        fault = await await_engine(core, before, _deadline(core))
+        if fault:
+            await _roll_back(core, old, fault, save)
+    finally:
+        await _finish(core, save)
+    return {"weights_version": core.boot.files.weights_version, "epoch": core.epoch}
+
+
+async def _prepare(core: Core, params: ReloadParams) -> Boot:
+    """The boot file of the new weights. Nothing is changed yet."""
+    boot = core.boot
+    path = weights.allowed_path(boot, params.path)
+    args = msgspec.structs.replace(boot.args, model=msgspec.structs.replace(boot.args.model, path=path))
+    files = await weights.check(msgspec.structs.replace(boot, args=args))
+    mismatch = weights.mismatch(boot.files, files)
+    if mismatch:
+        raise RequestError(f"these weights do not fit what runs: {mismatch}", code="incompatible_weights", param="path")
+    if params.version is not None:
+        files = msgspec.structs.replace(files, weights_version=params.version)
+    return msgspec.structs.replace(boot, args=args, files=files)
+
+
+async def _commit(core: Core, boot: Boot, params: ReloadParams, save: Save) -> int:
+    """Drain if asked to, replace the boot file, restart. Returns the epoch before."""
+    timeout = params.timeout_s if params.timeout_s is not None else core.boot.args.reload.timeout
+    mode = params.mode or core.boot.args.reload.mode
+    if mode == "drain":
+        left = await drain.drain(core, time.monotonic() + timeout)
+        if left:
+            await _finish(core, save)
+            raise RequestError(f"{left} requests have not finished within {timeout:g} s; the old weights go on", code="timeout")
+    before = core.epoch
+    core.remembered.previous_boot, core.remembered.reload_epoch = core.boot.dump(), before
+    await save()
+    await _replace_boot(core, boot)
+    await core.supervisor.restart_engine("reload")
+    return before
+
+
+async def _roll_back(core: Core, old: Boot, fault: str, save: Save) -> None:
+    log.error("the new weights did not come up, going back to %s: %s", old.files.weights_version, fault)
+    before = core.epoch
+    await _replace_boot(core, old)
+    await core.supervisor.restart_engine("reload")
+    again = await await_engine(core, before, _deadline(core))
+    after = f"and the old ones neither: {again}" if again else f"{old.files.weights_version} is back"
+    raise RolledBack(f"the new weights did not come up ({fault}); {after}", code="internal_error")
+
+
+async def _finish(core: Core, save: Save) -> None:
+    core.remembered.previous_boot = None
+    if core.machine.can("reloaded"):
+        core.machine.fire("reloaded", f"weights {core.boot.files.weights_version}")
+    if core.holding and core.machine.state != "draining":
+        await drain.resume(core)
+    with contextlib.suppress(OSError):
+        await save()
+
+
+async def _replace_boot(core: Core, boot: Boot) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, _write_boot, core.boot.ports.boot, boot.dump())
+    core.boot = boot
+
+
+def _write_boot(path: Path, data: bytes) -> None:
+    aside = path.with_name(f"{path.name}.new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(aside, path)
+
+
+def _deadline(core: Core) -> float:
+    return time.monotonic() + core.boot.args.supervision.startup_timeout

@@ -1,0 +1,95 @@
+"""What the supervisor tells control in answer to each report: the truth about processes. Unknown fields are ignored."""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+ProcessState = Literal["starting", "running", "backoff", "stopping", "exited"]
+
+#: Why a process ended, where llmd itself wanted it to: not an error.
+WANTED_EXITS = frozenset({"stop", "reload"})
+
+
+class LastExit(Struct, frozen=True, kw_only=True):
+    """How the previous incarnation ended."""
+
+    status: int
+    """Exit status; negative: killed by that signal."""
+    reason: str = "exit"
+    """exit, signal, hang, stop or reload."""
+    age_s: float = 0.0
+    stderr: str = ""
+    """Its last lines."""
+
+    @property
+    def text(self) -> str:
+        """`killed by SIGKILL` or `exited with status 70`."""
+        if self.status >= 0:
+            return f"exited with status {self.status}"
+        try:
+            return f"killed by {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"killed by signal {-self.status}"
+
+
+class ProcessView(Struct, frozen=True, kw_only=True):
+    """One child of the supervisor. `pid` 0: none now."""
+
+    name: str
+    role: str
+    rank: int
+    group: str
+    pid: int = 0
+    state: ProcessState = "starting"
+    incarnation: int = 0
+    restarts: int = 0
+    uptime_s: float = 0.0
+    last_exit: LastExit | None = None
+    backoff_s: float = 0.0
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """The supervisor and its children at one moment."""
+
+    start_id: str
+    pid: int
+    uptime_s: float = 0.0
+    rss_bytes: int = 0
+    epoch: int = 0
+    stopping: bool = False
+    drain_left_s: float | None = None
+    processes: tuple[ProcessView, ...] = ()
+
+    def process(self, name: str) -> ProcessView | None:
+        return next((p for p in self.processes if p.name == name), None)
+
+    def same_as(self, other: Snapshot | None) -> bool:
+        """Whether nothing but ages differs."""
+        return other is not None and self._facts() == other._facts()
+
+    def _facts(self) -> object:
+        return self.epoch, self.stopping, [(p.name, p.pid, p.state, p.incarnation, p.restarts) for p in self.processes]
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What control tells the supervisor."""
+
+    state: str
+    stage: str
+    reason: str
+    status: str
+    """Text for systemd's STATUS=."""
+    progressing: bool
+    ready: bool
+    """The first READY has been reached."""
+    requests: int
+    """In flight now."""
+
+
+def decode(text: str) -> Snapshot:
+    """JSON -> Snapshot. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=Snapshot)

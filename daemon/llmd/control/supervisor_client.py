@@ -1,0 +1,122 @@
+"""XML-RPC to the supervisor over its unix socket: `llmd.report`, `llmd.kill`, `llmd.restartEngine`, `llmd.shutdown`, `llmd.giveUp`.
+
+Every call runs in a thread, has a deadline and carries JSON strings both ways. Reports have a thread of their own, so that no
+other call can hold them up: the supervisor replaces a control whose reports stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import socket
+import xmlrpc.client
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from xml.parsers.expat import ExpatError
+
+import msgspec
+
+from llmd.control import snapshot
+from llmd.control.snapshot import Report, Snapshot
+
+#: Seconds for a call; the supervisor answers in milliseconds.
+CALL_TIMEOUT = 3.0
+
+
+class SupervisorAway(Exception):
+    """The supervisor did not answer, or refused."""
+
+
+class _Answer(msgspec.Struct):
+    ok: bool
+    message: str = ""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def call(path: Path, method: str, *arguments: str, timeout: float = CALL_TIMEOUT) -> Any:
+    """One XML-RPC call, blocking. Raises SupervisorAway."""
+    connection = _UnixConnection(path, timeout)
+    try:
+        body = xmlrpc.client.dumps(arguments, method).encode()
+        connection.request("POST", "/RPC2", body, {"Content-Type": "text/xml"})
+        response = connection.getresponse()
+        data = response.read()
+        if response.status != 200:
+            raise SupervisorAway(f"{method}: HTTP {response.status}")
+        values, _ = xmlrpc.client.loads(data)
+        return values[0]
+    except xmlrpc.client.Fault as fault:
+        raise SupervisorAway(f"{method}: {fault.faultString}") from None
+    except (OSError, http.client.HTTPException, ExpatError, xmlrpc.client.Error, IndexError) as error:
+        raise SupervisorAway(f"{method}: {type(error).__name__}: {error}") from None
+    finally:
+        connection.close()
+
+
+class SupervisorClient:
+    """The supervisor, as control sees it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reports = ThreadPoolExecutor(1, thread_name_prefix="report")
+        self._calls = ThreadPoolExecutor(2, thread_name_prefix="supervisor")
+
+    async def report(self, report: Report) -> Snapshot:
+        """Tell the state, get the snapshot. Raises SupervisorAway."""
+        text = await self._call(self._reports, "llmd.report", report)
+        try:
+            return snapshot.decode(text)
+        except (msgspec.DecodeError, TypeError) as error:
+            raise SupervisorAway(f"llmd.report: {error}") from None
+
+    async def kill(self, name: str, pid: int) -> None:
+        """Have a hung child's stacks dumped and the child killed, if it is still that process."""
+        await self._do("llmd.kill", {"name": name, "pid": pid, "reason": "hang"})
+
+    async def restart_engine(self, reason: str) -> None:
+        """Restart the engine group as one; not counted in its budget."""
+        await self._do("llmd.restartEngine", {"reason": reason})
+
+    async def shutdown(self, status: int, why: str) -> None:
+        """Stop everything in order, then exit with `status`."""
+        await self._do("llmd.shutdown", {"status": status, "why": why})
+
+    async def give_up(self, status: int, why: str) -> None:
+        """End the daemon at once with `status`."""
+        await self._do("llmd.giveUp", {"status": status, "why": why})
+
+    def terminate(self, pid: int) -> None:
+        """Ask the supervisor to stop as `systemctl stop` does, so that there is one way to stop. Raises SupervisorAway."""
+        if pid != os.getppid():
+            raise SupervisorAway(f"process {pid} is not the supervisor any more")
+        os.kill(pid, signal.SIGTERM)
+
+    def close(self) -> None:
+        self._reports.shutdown(wait=False, cancel_futures=True)
+        self._calls.shutdown(wait=False, cancel_futures=True)
+
+    async def _do(self, method: str, argument: Any) -> None:
+        text = await self._call(self._calls, method, argument)
+        try:
+            answer = msgspec.json.decode(text, type=_Answer)
+        except msgspec.DecodeError as error:
+            raise SupervisorAway(f"{method}: {error}") from None
+        if not answer.ok:
+            raise SupervisorAway(f"{method}: {answer.message}")
+
+    async def _call(self, pool: ThreadPoolExecutor, method: str, argument: Any) -> str:
+        text = msgspec.json.encode(argument).decode()
+        return str(await asyncio.get_running_loop().run_in_executor(pool, call, self._path, method, text))

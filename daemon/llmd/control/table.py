@@ -1,0 +1,131 @@
+"""The table of workers: what each of them has last said of itself. Filled by the channel, read by everyone in control.
+
+It holds nothing that the workers' next Hello, Ready and Heartbeat would not bring back, so a replaced control has it again
+within one heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmd.control.snapshot import ProcessView, Snapshot
+from llmd.wire.messages import Heartbeat, Hello, Progress, Ready, Totals
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process that has said Hello. Times are monotonic seconds."""
+
+    role: str
+    rank: int
+    pid: int
+    incarnation: int
+    epoch: int
+    identity: bytes
+    heard_at: float
+    progress_at: float
+    """When its start last got on."""
+    stage: str = "starting"
+    done: int = 0
+    total: int = 0
+    ready: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    phase: str = "idle"
+    step_age_s: float = 0.0
+    steps: int = 0
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    totals: Totals = field(default_factory=Totals)
+    beat_at: float = 0.0
+    """Last heartbeat, 0 for none yet."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.rank}"
+
+    @property
+    def blocked_on(self) -> str:
+        """What it waits for, from its phase; empty: nothing."""
+        return self.phase.removeprefix("blocked on ") if self.phase.startswith("blocked on ") else ""
+
+
+class WorkerTable:
+    """Workers by name and by identity. `on_gone` is told of each worker that is dropped or replaced."""
+
+    def __init__(self, on_gone: Callable[[Worker], None]) -> None:
+        self._on_gone = on_gone
+        self._by_name: dict[str, Worker] = {}
+        self._by_identity: dict[bytes, Worker] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._by_name.values()))
+
+    def get(self, name: str) -> Worker | None:
+        return self._by_name.get(name)
+
+    def by_identity(self, identity: bytes) -> Worker | None:
+        return self._by_identity.get(identity)
+
+    def role(self, role: str) -> list[Worker]:
+        """Workers of one role, by rank."""
+        return sorted((w for w in self._by_name.values() if w.role == role), key=lambda w: w.rank)
+
+    def hello(self, identity: bytes, message: Hello, now: float) -> Worker | None:
+        """A worker introduces itself, for the first time or again. None: a late word of a process that has been replaced."""
+        name = f"{message.role}-{message.rank}"
+        known = self._by_name.get(name)
+        if known is not None and message.incarnation < known.incarnation:
+            return None
+        if known is not None and (known.pid, known.incarnation) == (message.pid, message.incarnation):
+            self._by_identity.pop(known.identity, None)
+            known.identity, known.heard_at = identity, now
+            self._by_identity[identity] = known
+            return known
+        if known is not None:
+            self.drop(known)
+        worker = Worker(message.role, message.rank, message.pid, message.incarnation, message.epoch, identity, heard_at=now, progress_at=now)
+        self._by_name[name] = self._by_identity[identity] = worker
+        return worker
+
+    def progress(self, worker: Worker, message: Progress, now: float) -> None:
+        worker.heard_at = now
+        if (message.stage, message.done) != (worker.stage, worker.done):
+            worker.progress_at = now
+        worker.stage, worker.done, worker.total = message.stage, message.done, message.total
+
+    def ready(self, worker: Worker, message: Ready, now: float) -> None:
+        worker.heard_at = worker.progress_at = now
+        worker.ready, worker.info, worker.stage = True, message.info, "ready"
+
+    def heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
+        worker.heard_at = worker.beat_at = now
+        worker.phase, worker.step_age_s, worker.steps = message.phase, message.step_age_s, message.steps
+        worker.rss_bytes, worker.cpu_s, worker.totals = message.rss_bytes, message.cpu_s, message.totals
+
+    def drop(self, worker: Worker) -> None:
+        """The process is gone."""
+        if self._by_name.get(worker.name) is worker:
+            del self._by_name[worker.name]
+        if self._by_identity.get(worker.identity) is worker:
+            del self._by_identity[worker.identity]
+        self._on_gone(worker)
+
+    def reconcile(self, snapshot: Snapshot) -> None:
+        """Drop workers that the supervisor knows to be dead. A worker newer than the snapshot stays."""
+        for view in snapshot.processes:
+            worker = self._by_name.get(view.name)
+            if worker is not None and is_dead(worker, view):
+                self.drop(worker)
+
+    def forgive(self, seconds: float) -> None:
+        """Control itself stood still for so long: nobody else's silence in that time counts."""
+        for worker in self._by_name.values():
+            worker.heard_at += seconds
+            worker.progress_at += seconds
+
+
+def is_dead(worker: Worker, view: ProcessView) -> bool:
+    """Whether the supervisor's view of that process says that `worker` is no more."""
+    return view.pid != worker.pid and view.incarnation >= worker.incarnation

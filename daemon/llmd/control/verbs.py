@@ -1,0 +1,187 @@
+"""What each administrative verb takes and does: flush, drain, resume, stop, restart. Reload has a file of its own.
+
+A verb runs inside an operation: it hands the ranks' replies to `keep` and returns what the operation's `data` shows, or
+raises RequestError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from llmd.control import drain as draining
+from llmd.control.channel import RankReply
+from llmd.control.core import Core
+from llmd.control.engine import await_engine
+from llmd.errors import RequestError
+
+Keep = Callable[[list[RankReply]], None]
+Seconds = Annotated[float, Meta(ge=0, le=86400)]
+
+#: Seconds a rank may take to answer one command.
+REPLY_TIMEOUT = 5.0
+
+#: Seconds between two tries of a flush that waits for work to end.
+FLUSH_EVERY = 0.1
+
+
+class _Params(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class FlushParams(_Params, frozen=True):
+    """Forget all cached prefixes. With `timeout_s`, wait that long for running work to end; new requests go on being admitted."""
+
+    timeout_s: Seconds | None = None
+
+
+class DrainParams(_Params, frozen=True):
+    """Take no new requests until `resume`. With `timeout_s`, wait that long for running ones to finish."""
+
+    timeout_s: Seconds | None = None
+
+
+class ResumeParams(_Params, frozen=True):
+    """End a drain."""
+
+
+class StopParams(_Params, frozen=True):
+    """Stop the daemon as `systemctl stop` does."""
+
+
+class RestartParams(_Params, frozen=True):
+    """Restart the engine."""
+
+    target: Literal["engine"] = "engine"
+    timeout_s: Seconds | None = None
+
+
+class ReloadParams(_Params, frozen=True):
+    """Load other weights of the same shape. Mode drain lets running requests finish first, for `timeout_s` at most."""
+
+    path: str
+    version: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")] | None = None
+    mode: Literal["drain", "abort", "now"] | None = None
+    timeout_s: Seconds | None = None
+
+
+VERBS: dict[str, type[Struct]] = {
+    "flush": FlushParams,
+    "reload": ReloadParams,
+    "drain": DrainParams,
+    "resume": ResumeParams,
+    "stop": StopParams,
+    "restart": RestartParams,
+}
+
+
+def refuse_unless_up(core: Core) -> None:
+    """Raise 503 with the reason where there is no engine to do it."""
+    if core.never_ready:
+        raise RequestError(f"the daemon is {core.machine.state}", code="loading")
+    if core.stopping:
+        raise RequestError("the daemon stops", code="shutting_down")
+    if not core.engine_up:
+        raise RequestError(f"the engine is away: {core.machine.reason}", code="engine_unavailable")
+
+
+async def flush(core: Core, params: FlushParams, keep: Keep) -> dict[str, Any]:
+    """Ask the schedulers until none of them is busy."""
+    refuse_unless_up(core)
+    deadline = time.monotonic() + (params.timeout_s or 0.0)
+    while True:
+        replies = await core.channel.command(core.table.role("scheduler"), "flush", within=REPLY_TIMEOUT)
+        keep(replies)
+        busy = [r for r in replies if r.code == "busy"]
+        if not busy:
+            _all_must_succeed(replies)
+            return {"pages_freed": sum(int(r.data.get("pages_freed", 0)) for r in replies)}
+        running, waiting = (sum(int(r.data.get(name, 0)) for r in busy) for name in ("running", "waiting"))
+        counts = f"running={running}, waiting={waiting}"
+        if not params.timeout_s:
+            error = RequestError(f"requests are in work: {counts}", code="busy")
+            error.hint = "give timeout_s to wait for them"
+            raise error
+        if time.monotonic() >= deadline:
+            raise RequestError(f"requests are still in work after {params.timeout_s:g} s: {counts}", code="timeout")
+        await asyncio.sleep(min(FLUSH_EVERY, max(0.0, deadline - time.monotonic())))
+
+
+async def drain(core: Core, params: DrainParams, keep: Keep) -> dict[str, Any]:
+    """Drain the frontends; the state stays `draining` until `resume`."""
+    if core.stopping:
+        raise RequestError("the daemon stops", code="shutting_down")
+    if core.machine.state != "draining":
+        if not core.machine.can("drain"):
+            raise RequestError(f"the daemon is {core.machine.state}", code="loading")
+        core.machine.fire("drain", "asked to")
+    core.holding = True
+    replies = await core.channel.command(core.table.role("frontend"), "drain", within=REPLY_TIMEOUT)
+    keep(replies)
+    _all_must_succeed(replies)
+    if not params.timeout_s:
+        return {}
+    left = await draining.drain(core, time.monotonic() + params.timeout_s)
+    if core.machine.state != "draining" or not core.holding:
+        raise RequestError("the drain has been ended", code="aborted")
+    if left:
+        raise RequestError(f"{left} requests have not finished within {params.timeout_s:g} s; the drain goes on", code="timeout")
+    return {"left": 0}
+
+
+async def resume(core: Core, params: ResumeParams, keep: Keep) -> dict[str, Any]:
+    """Take requests again."""
+    if core.stopping:
+        raise RequestError("the daemon stops", code="shutting_down")
+    if core.never_ready:
+        raise RequestError(f"the daemon is {core.machine.state}", code="loading")
+    replies = await draining.resume(core)
+    keep(replies)
+    if core.machine.can("resume"):
+        core.machine.fire("resume", "asked to")
+    _all_must_succeed(replies)
+    return {}
+
+
+async def stop(core: Core, params: StopParams, keep: Keep) -> dict[str, Any]:
+    """Begin the stop; the answer comes before it ends."""
+    if core.snapshot is None:
+        raise RequestError("the supervisor has not been heard yet", code="loading")
+    core.supervisor.terminate(core.snapshot.pid)
+    return {"stopping": True}
+
+
+async def restart(core: Core, params: RestartParams, keep: Keep) -> dict[str, Any]:
+    """Restart the engine group and wait for it."""
+    if core.never_ready:
+        raise RequestError(f"the daemon is {core.machine.state}", code="loading")
+    if core.stopping:
+        raise RequestError("the daemon stops", code="shutting_down")
+    timeout = params.timeout_s if params.timeout_s is not None else core.boot.args.supervision.startup_timeout
+    before = core.epoch
+    await core.supervisor.restart_engine("restart")
+    fault = await await_engine(core, before, time.monotonic() + timeout)
+    if fault:
+        raise RequestError(f"the engine has not come back: {fault}", code="timeout")
+    return {"epoch": core.epoch}
+
+
+#: verb -> what it does; `reload` is run by the operations themselves.
+RUN: dict[str, Callable[[Core, Any, Keep], Awaitable[dict[str, Any]]]] = {
+    "flush": flush,
+    "drain": drain,
+    "resume": resume,
+    "stop": stop,
+    "restart": restart,
+}
+
+
+def _all_must_succeed(replies: list[RankReply]) -> None:
+    bad = next((r for r in replies if not r.ok), None)
+    if bad is not None:
+        code = "internal_error" if bad.answered else "engine_unavailable"
+        raise RequestError(f"{bad.role}-{bad.rank}: {bad.message or bad.code}", code=code)

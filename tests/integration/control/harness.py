@@ -1,0 +1,250 @@
+"""Control as a real process, between a supervisor and workers that only speak the protocols."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xmlrpc.server import SimpleXMLRPCDispatcher, SimpleXMLRPCRequestHandler
+
+import httpx
+import msgspec
+
+from llmd.config import ServerArgs
+from llmd.config.server_args import AdminArgs, HttpArgs, ModelArgs, ReloadArgs, SupervisionArgs
+from llmd.observability.pulse import Pulse
+from llmd.observability.totals import Meter
+from llmd.plan.ports import PortArgs
+from llmd.plan.spec import Boot, ModelFiles, make_plan
+from llmd.wire.link import WorkerLink
+from llmd.wire.messages import Command, Hello, Publish
+
+FILES = ModelFiles(
+    kind="dummy", path="", name="dummy", small_dir="", weights_version="dummy@1", weights_bytes=0, context_length=128, vocab_size=258, tokenizer_size=258,
+    eos_token_ids=(257,), bos_token_id=256, add_bos=False, has_chat_template=False, architecture="dummy", quantization="none",
+)  # fmt: skip
+
+READY_INFO = {"kv": {"page_size": 16, "pages_total": 100}, "max_running_requests": 4, "dtype": "float32"}
+
+
+def wait_for(condition: Callable[[], Any], what: str, within: float = 15.0) -> Any:
+    """Poll until `condition()` is true; its value."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {within} s: {what}")
+
+
+class _Handler(SimpleXMLRPCRequestHandler):
+    rpc_paths = ("/RPC2",)
+    disable_nagle_algorithm = False
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer, SimpleXMLRPCDispatcher):
+    daemon_threads = True
+    logRequests = False
+
+    def __init__(self, path: Path) -> None:
+        SimpleXMLRPCDispatcher.__init__(self)
+        socketserver.UnixStreamServer.__init__(self, str(path), _Handler)
+
+
+class FakeSupervisor:
+    """Answers llmd.* over the real socket; the test moves its picture of the processes."""
+
+    def __init__(self, boot: Boot) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.reports: list[dict[str, Any]] = []
+        self.epoch = 1
+        self.stopping = False
+        self.drain_left_s: float | None = None
+        self.pid = 1
+        self.processes: dict[str, dict[str, Any]] = {
+            p.name: {"name": p.name, "role": p.role, "rank": p.rank, "group": p.group, "pid": 0, "state": "starting", "incarnation": 0, "restarts": 0, "uptime_s": 0.1}
+            for p in boot.processes
+        }
+        self._boot = boot
+        self._server = _Server(boot.ports.supervisor_socket)
+        for name in ("report", "kill", "restartEngine", "shutdown", "giveUp"):
+            self._server.register_function(self._method(name), f"llmd.{name}")
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def _method(self, name: str) -> Callable[[str], str]:
+        def method(text: str) -> str:
+            argument = json.loads(text)
+            if name == "report":
+                self.reports.append(argument)
+                return self._snapshot()
+            self.calls.append((name, argument))
+            return json.dumps({"ok": True, "message": ""})
+
+        return method
+
+    def _snapshot(self) -> str:
+        return json.dumps({
+            "start_id": self._boot.start_id, "pid": self.pid, "uptime_s": 1.0, "rss_bytes": 27_000_000, "epoch": self.epoch,
+            "stopping": self.stopping, "drain_left_s": self.drain_left_s, "processes": list(self.processes.values()),
+        })  # fmt: skip
+
+    def called(self, name: str) -> list[dict[str, Any]]:
+        return [argument for method, argument in self.calls if method == name]
+
+    def runs(self, name: str, pid: int, incarnation: int = 1) -> None:
+        self.processes[name] |= {"pid": pid, "state": "running", "incarnation": incarnation, "restarts": incarnation - 1, "uptime_s": 0.1}
+
+    def died(self, name: str, status: int = -9, reason: str = "signal") -> None:
+        self.processes[name] |= {"pid": 0, "state": "backoff", "last_exit": {"status": status, "reason": reason, "age_s": 0.0, "stderr": "last words"}}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class FakeWorker:
+    """A worker's line to control, and answers to commands: verb -> reply data, or an error code with data."""
+
+    def __init__(self, endpoint: str, role: str, rank: int = 0, *, pid: int = 0, incarnation: int = 1, epoch: int = 1) -> None:
+        self.pulse, self.meter = Pulse(), Meter()
+        self.commands: list[Command] = []
+        self.published: list[Publish] = []
+        self.answers: dict[str, dict[str, Any] | tuple[str, dict[str, Any]] | None] = {}
+        self.link = WorkerLink(
+            endpoint, Hello(role=role, rank=rank, pid=pid, incarnation=incarnation, epoch=epoch),
+            heartbeat=0.1, pulse=self.pulse, totals=self.meter.snapshot, on_message=self._message,
+        )  # fmt: skip
+        self.link.start()
+
+    def _message(self, message: Command | Publish) -> None:
+        if isinstance(message, Publish):
+            self.published.append(message)
+            return
+        self.commands.append(message)
+        answer = self.answers.get(message.verb, {})
+        if answer is None:
+            return
+        if isinstance(answer, tuple):
+            self.link.reply(message, answer[1], code=answer[0], message=answer[0])
+        else:
+            self.link.reply(message, answer)
+
+    def verbs(self) -> list[str]:
+        return [c.verb for c in self.commands]
+
+    @property
+    def last(self) -> Publish | None:
+        return self.published[-1] if self.published else None
+
+
+class Stage:
+    """One control with everything around it."""
+
+    def __init__(self, run_dir: Path, **supervision: Any) -> None:
+        ports = PortArgs(str(run_dir))
+        ports.private.mkdir(mode=0o700)
+        args = ServerArgs(
+            model=ModelArgs(path="dummy"), http=HttpArgs(drain_timeout=2.0), admin=AdminArgs(group=None), reload=ReloadArgs(timeout=2.0),
+            supervision=SupervisionArgs(**{"heartbeat": 0.1, "startup_timeout": 20.0, **supervision}),
+        )  # fmt: skip
+        self.boot = Boot(
+            start_id="start-1", started_at=time.time(), args=args, ports=ports, files=FILES, processes=make_plan(args, ports, threads=1),
+            http_url="http://127.0.0.1:1", state_dir=str(run_dir / "state"), cache_dir=str(run_dir / "cache"), log_dir=str(run_dir / "log"),
+        )  # fmt: skip
+        ports.boot.write_bytes(self.boot.dump())
+        self.log = run_dir / "control.log"
+        self.supervisor = FakeSupervisor(self.boot)
+        self.workers: list[FakeWorker] = []
+        self.control: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(ports.admin_socket)), base_url="http://admin", timeout=20.0)
+
+    def start_control(self, incarnation: int = 1) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "LLMD_INCARNATION": str(incarnation), "LLMD_SUPERVISOR_PID": str(os.getpid())}
+        argv = [sys.executable, "-m", "llmd.worker", "control", "--boot", str(self.boot.ports.boot), "--rank", "0"]
+        with self.log.open("ab") as log:
+            self.control = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env)
+        self.supervisor.runs("control-0", self.control.pid, incarnation)
+        return self.control
+
+    def worker(self, role: str, rank: int = 0, *, pid: int, incarnation: int = 1, epoch: int = 1) -> FakeWorker:
+        self.supervisor.runs(f"{role}-{rank}", pid, incarnation)
+        worker = FakeWorker(self.boot.ports.control, role, rank, pid=pid, incarnation=incarnation, epoch=epoch)
+        self.workers.append(worker)
+        return worker
+
+    def to_ready(self) -> tuple[FakeWorker, FakeWorker, FakeWorker]:
+        """Scheduler, detokenizer and frontend ready, warm-up done."""
+        scheduler = self.worker("scheduler", pid=101)
+        detokenizer = self.worker("detokenizer", pid=102)
+        frontend = self.worker("frontend", pid=103)
+        for worker in (scheduler, detokenizer, frontend):
+            worker.link.ready(READY_INFO if worker is scheduler else {})
+        self.wait_state("ready")
+        return scheduler, detokenizer, frontend
+
+    def status(self) -> dict[str, Any]:
+        """The status; empty while nobody listens (asked first, as the client leaves a socket open that cannot connect)."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(self.boot.ports.admin_socket)):
+                return {}
+        try:
+            return msgspec.json.decode(self.http.get("/v1/status").content)
+        except httpx.TransportError:
+            return {}
+
+    def wait_state(self, state: str, within: float = 15.0) -> dict[str, Any]:
+        wait_for(lambda: self.status().get("state") == state, f"state {state}, log:\n{self.log.read_text()}", within)
+        return self.status()
+
+    def metric(self, key: str) -> float | None:
+        for line in self.http.get("/metrics").text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == key:
+                return float(value)
+        return None
+
+    def kill_control(self, number: int = signal.SIGKILL) -> int:
+        assert self.control is not None
+        self.control.send_signal(number)
+        status = self.control.wait(10)
+        for pipe in (self.control.stdin, self.control.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.control = None
+        return status
+
+    def close(self) -> None:
+        if self.control is not None:
+            self.kill_control()
+        for worker in self.workers:
+            worker.link.close()
+        self.supervisor.close()
+        self.http.close()
+
+
+@contextmanager
+def stage(run_dir: Path, **supervision: Any) -> Iterator[Stage]:
+    """A Stage without its control started."""
+    made = Stage(run_dir, **supervision)
+    try:
+        yield made
+    finally:
+        made.close()
