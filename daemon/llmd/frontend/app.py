@@ -1,0 +1,82 @@
+"""The data plane's application: routes, error envelopes, lifespan. Every answer that is not 2xx has the envelope."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llmd.errors import RequestError
+from llmd.frontend.exchange import exchange_of, outcome_of
+from llmd.frontend.gate import App, Gate
+from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
+from llmd.frontend.openai.chat import ChatCompletions
+from llmd.frontend.openai.completions import Completions
+from llmd.frontend.openai.models import Model, Models
+from llmd.frontend.replies import error_body
+from llmd.frontend.runtime import Runtime
+
+_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+
+
+def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) -> App:
+    """The ASGI application of one frontend."""
+    app = FastAPI(title="llmd", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lambda _: lifespan)
+    app.router.routes[:] = _routes(runtime)
+    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    return Gate(app, runtime)
+
+
+def _routes(runtime: Runtime) -> list[Any]:
+    ready = Health(runtime, "ready")
+    return [
+        Route(ChatCompletions.path, _Asgi(ChatCompletions(runtime)), methods=["POST"]),
+        Route(Completions.path, _Asgi(Completions(runtime)), methods=["POST"]),
+        Route("/v1/models", _Asgi(Models(runtime)), methods=["GET"]),
+        Route("/v1/models/{model:path}", _Asgi(Model(runtime)), methods=["GET"]),
+        Route("/livez", _Asgi(livez), methods=["GET"]),
+        Route("/ping", _Asgi(livez), methods=["GET"]),
+        Route("/readyz", _Asgi(ready), methods=["GET"]),
+        Route("/health", _Asgi(ready), methods=["GET"]),
+        Route("/startupz", _Asgi(Health(runtime, "started")), methods=["GET"]),
+        Route("/health_generate", _Asgi(HealthGenerate(runtime)), methods=["GET"]),
+        Route("/metrics", _Asgi(Metrics(runtime)), methods=["GET"]),
+    ]
+
+
+class _Asgi:
+    """Marks a callable as ASGI for starlette, which takes functions for request handlers."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.__name__ = getattr(app, "__name__", type(app).__name__)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
+
+
+def _respond(request: Request, error: RequestError, headers: dict[str, str] | None = None) -> Response:
+    exchange_of(request.scope).settle(outcome_of(error))
+    more = dict(headers or {})
+    if error.retry_after is not None:
+        more["Retry-After"] = str(error.retry_after)
+    if error.code == "request_too_large":
+        more["Connection"] = "close"
+    return Response(error_body(error), error.status, more, "application/json")
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _respond(request, error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, "the request cannot be handled")
+    return _respond(request, RequestError(message, code=_CODES.get(error.status_code), status=error.status_code), dict(error.headers or {}))

@@ -1,0 +1,165 @@
+"""`EngineView`: the daemon as this frontend knows it, from the last Publish and the commands that came since.
+
+Answers in O(1) whether a request may come in, and if not, with which error; and what the health paths say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from llmd.errors import RequestError
+from llmd.plan.spec import Boot
+from llmd.wire.messages import Publish
+
+_LOADING: Final = ("starting", "loading", "warming")
+_DRAINING: Final = ("draining", "stopping")
+
+
+class EngineView:
+    """State of the engine and the daemon. Used in the event loop only."""
+
+    def __init__(self, boot: Boot, *, restarted: bool) -> None:
+        self._boot = boot
+        self._published: Publish | None = None
+        self._at = 0.0
+        self._first = asyncio.Event()
+        self._drain_command = False
+        self._restarted = restarted
+        self.prepared = False
+        """The tokenizer is there."""
+        self.shutting_down = False
+
+    # ------------------------------------------------------------ what comes in
+
+    def take(self, publish: Publish) -> None:
+        """A new picture from control."""
+        self._published = publish
+        self._at = time.monotonic()
+        self._first.set()
+
+    def drain(self) -> None:
+        """Take no new work from now on."""
+        self._drain_command = True
+
+    def resume(self) -> None:
+        """End a drain."""
+        self._drain_command = False
+
+    async def settled(self) -> None:
+        """A frontend that was restarted beside a running daemon waits a moment for the first picture instead of refusing."""
+        if self._restarted and not self._first.is_set():
+            try:
+                async with asyncio.timeout(self._boot.args.supervision.control_timeout):
+                    await self._first.wait()
+            except TimeoutError:
+                return
+
+    # ------------------------------------------------------------ what goes out
+
+    @property
+    def state(self) -> str:
+        """The daemon's state, `starting` before control has said anything."""
+        if self.shutting_down:
+            return "stopping"
+        if self._drain_command:
+            return "draining"
+        return self._published.state if self._published else "starting"
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections are to be closed after each answer."""
+        return self.state in _DRAINING
+
+    @property
+    def engine_up(self) -> bool:
+        """Whether tokens can flow: engine and detokenizer are there."""
+        p = self._published
+        return p is not None and p.engine_up and p.detokenizer_incarnation > 0
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """(epoch, detokenizer incarnation): what a running request depends on."""
+        p = self._published
+        return (p.epoch, p.detokenizer_incarnation) if p else (0, 0)
+
+    @property
+    def epoch(self) -> int:
+        return self.life[0]
+
+    def refusal(self) -> RequestError | None:
+        """Why no request may come in now, or None."""
+        state = self.state
+        if self.shutting_down:
+            return shutting_down()
+        if state in _DRAINING:
+            return RequestError("the server is draining and takes no new requests", code="draining")
+        if state in _LOADING or not self.prepared:
+            return RequestError(f"the model is not loaded yet ({self.stage or state})", code="loading")
+        if state != "ready" or not self.engine_up:
+            return engine_unavailable()
+        return None
+
+    @property
+    def stage(self) -> str:
+        return self._published.stage if self._published else ""
+
+    @property
+    def ready(self) -> bool:
+        return self.refusal() is None
+
+    @property
+    def started(self) -> bool:
+        """Whether start-up is over."""
+        return self.prepared and self._published is not None and self._published.state not in (*_LOADING, "failed")
+
+    def health(self, ok: bool) -> dict[str, Any]:
+        """Body of the health paths."""
+        p = self._published
+        state = self.state
+        if not ok and state == "ready":
+            state = "loading" if not self.prepared else "recovering"
+        body: dict[str, Any] = {
+            "status": state,
+            "stage": p.stage if p else "starting",
+            "progress": p.progress if p else 0.0,
+            "reason": p.reason if p else "",
+        }
+        if p and p.degraded:
+            body["degraded"] = list(p.degraded)
+        return body
+
+    # ------------------------------------------------------------ facts of the model
+
+    @property
+    def weights_version(self) -> str:
+        return (self._published.weights_version if self._published else "") or self._boot.files.weights_version
+
+    @property
+    def context_length(self) -> int:
+        """Prompt and output tokens of one request at most."""
+        return self._fact("context_length") or self._boot.args.model.context_length or self._boot.files.context_length
+
+    @property
+    def kv_capacity(self) -> int | None:
+        """Tokens that the whole KV pool holds, if known."""
+        return self._fact("max_total_tokens")
+
+    def _fact(self, name: str) -> int | None:
+        value = self._published.model.get(name) if self._published else None
+        return value if isinstance(value, int) and value > 0 else None
+
+    def metrics(self) -> tuple[str, float] | None:
+        """(last exposition, its age in seconds)."""
+        return (self._published.metrics, time.monotonic() - self._at) if self._published else None
+
+
+def engine_unavailable() -> RequestError:
+    """The error of requests that the engine's loss ends or keeps out."""
+    return RequestError("the engine is not available; try again", code="engine_unavailable")
+
+
+def shutting_down() -> RequestError:
+    """The error of requests that the end of the server cuts off."""
+    return RequestError("the server is shutting down", code="shutting_down")

@@ -1,0 +1,97 @@
+"""`Gate`: the outermost ASGI layer. Every HTTP request passes it once: ids checked and echoed, headers added, errors of last
+resort turned into the envelope, the outcome counted, the access log written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from llmd.errors import RequestError
+from llmd.frontend.body import ClientGone
+from llmd.frontend.exchange import KEY, Exchange, Receive, Scope, Send, outcome_of
+from llmd.frontend.limits import MAX_REQUEST_ID
+from llmd.frontend.replies import reply_error
+from llmd.frontend.runtime import Runtime
+from llmd.frontend.serving import CLIENT_GONE
+
+log = logging.getLogger(__name__)
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Gate:
+    """Wraps the application."""
+
+    def __init__(self, app: App, runtime: Runtime) -> None:
+        self._app = app
+        self._runtime = runtime
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = scope[KEY] = Exchange()
+
+        async def passing(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *self._headers(exchange)]
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, passing, exchange)
+        finally:
+            self._count(scope, exchange)
+            self._runtime.access_log.write(scope, exchange)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        try:
+            exchange.request_id = _request_id(scope)
+            await self._app(scope, receive, send)
+        except ClientGone:
+            exchange.settle("client_disconnect")
+            exchange.status = exchange.status or CLIENT_GONE
+        except RequestError as error:
+            await self.fail(send, exchange, error)
+        except Exception:
+            log.exception("a request failed", extra={"request_id": exchange.request_id, "rid": exchange.rid})
+            exchange.settle("error")
+            if exchange.status:
+                raise
+            await self.fail(send, exchange, RequestError("the server made an error; its log has the details", code="internal_error"))
+
+    async def fail(self, send: Send, exchange: Exchange, error: RequestError) -> None:
+        """Answer with an error's envelope."""
+        exchange.settle(outcome_of(error))
+        headers = [(b"connection", b"close")] if error.code == "request_too_large" else []
+        await reply_error(send, error, headers)
+
+    def _headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
+        view = self._runtime.view
+        headers = [(b"x-llmd-weights", view.weights_version.encode("ascii", "replace"))]
+        if exchange.request_id:
+            headers.append((b"x-request-id", exchange.request_id.encode()))
+        if exchange.rid:
+            headers.append((b"x-llmd-rid", exchange.rid.encode()))
+        if view.draining:
+            headers.append((b"connection", b"close"))
+        return headers
+
+    def _count(self, scope: Scope, exchange: Exchange) -> None:
+        path = scope["path"]
+        if path.startswith("/v1/") or path == "/generate":
+            route = scope.get("route")
+            endpoint = getattr(route, "path", None) or "unknown"
+            outcome = exchange.outcome or ("ok" if exchange.status < 400 else outcome_of(RequestError("", status=exchange.status)))
+            self._runtime.meter.inc("llmd_requests_total", endpoint=endpoint, outcome=outcome)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            if not 0 < len(value) <= MAX_REQUEST_ID or not all(32 <= byte < 127 for byte in value):
+                raise RequestError(f"X-Request-Id: must be 1 to {MAX_REQUEST_ID} printable ASCII characters", param="X-Request-Id")
+            return str(value, "ascii")
+    return ""

@@ -1,0 +1,160 @@
+"""A frontend process: HTTP on fd 0 from the first moment, the engine behind it whenever it is there.
+
+It never imports torch or transformers. It ends on SIGTERM alone: a drain comes as a command, while connections go on being taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from llmd.errors import EXIT_GAVE_UP, EXIT_OK, LlmdError, ResourceError
+from llmd.frontend.access_log import AccessLog
+from llmd.frontend.app import create_app
+from llmd.frontend.channels import OutputReceiver, SchedulerPort
+from llmd.frontend.commands import farewell, obey
+from llmd.frontend.engine_view import EngineView
+from llmd.frontend.runtime import Runtime
+from llmd.frontend.server import SEND_BUFFER, FrontendServer, uvicorn_config
+from llmd.frontend.tokenizer_manager import TokenizerManager
+from llmd.observability.pulse import Pulse
+from llmd.observability.totals import Meter
+from llmd.plan.context import WorkerContext
+from llmd.tokenizer.chat import ChatTemplate
+from llmd.tokenizer.load import Tokenizer, load_tokenizer
+from llmd.wire.link import WorkerLink, hello
+from llmd.wire.messages import Command, Publish
+
+log = logging.getLogger(__name__)
+
+#: Seconds between beats of the event loop's pulse.
+BEAT_S: Final = 0.25
+
+
+def run(context: WorkerContext) -> int:
+    """Serve until SIGTERM; returns the exit status."""
+    try:
+        listener = socket.socket(fileno=0)
+    except OSError as error:
+        raise ResourceError(f"fd 0 of a frontend must be the listening socket: {error.strerror}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    frontend = Frontend(context)
+    frontend.server.run(sockets=[listener])
+    return frontend.exit_status
+
+
+class Frontend:
+    """The parts of one frontend and their life."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        boot = context.boot
+        self._context = context
+        self.exit_status = EXIT_OK
+        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._meter = Meter()
+        self._pulse = Pulse(always=True)
+        self._view = EngineView(boot, restarted=context.incarnation > 1)
+        self._port = SchedulerPort(self._zmq, boot.ports, lambda rid: self._manager.undeliverable(rid))
+        self._manager = TokenizerManager(context.rank, self._view, self._port, self._meter)
+        self._access_log = AccessLog(
+            Path(boot.log_dir) / "access.log",
+            role=context.spec.name,
+            exclude=boot.args.http.access_log_exclude,
+            as_json=boot.args.observability.log_format != "text",
+        )
+        self._runtime = Runtime(boot, self._view, self._manager, self._meter, self._access_log)
+        self._link = WorkerLink(
+            boot.ports.control,
+            hello("frontend", context.rank, context.incarnation, context.epoch),
+            heartbeat=boot.args.supervision.heartbeat,
+            pulse=self._pulse,
+            totals=self._meter.snapshot,
+            on_message=self._from_control,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        http = boot.args.http
+        self.server = FrontendServer(uvicorn_config(create_app(self._runtime, self._lifespan()), keep_alive=http.keep_alive, backlog=http.backlog))
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self) -> AsyncIterator[None]:
+        """Nothing slow before the yield: the socket is served from there on."""
+        loop = self._loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, lambda: self._spawn(self._stop()))
+        receiver = OutputReceiver(self._zmq, self._context.boot.ports.tokenizer(self._context.rank), self._manager.receive, self._meter)
+        self._access_log.start()
+        self._link.start()
+        self._spawn(self._prepare())
+        self._spawn(self._beat())
+        try:
+            yield
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            receiver.close()
+            self._port.close()
+            self._manager.executor.shutdown(wait=False, cancel_futures=True)
+            self._access_log.close()
+            self._link.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prepare(self) -> None:
+        """Load tokenizer and chat template beside the first health answers. What cannot be loaded ends the process."""
+        self._link.progress("loading tokenizer")
+        try:
+            tokenizer, template = await asyncio.get_running_loop().run_in_executor(self._manager.executor, self._load)
+        except LlmdError as error:
+            log.error("%s", error.message)
+            self.exit_status = error.exit_status
+            self.server.should_exit = True
+        except Exception:
+            log.exception("the tokenizer cannot be loaded")
+            self.exit_status = EXIT_GAVE_UP
+            self.server.should_exit = True
+        else:
+            if template is None:
+                log.warning("the model has no chat template: chat requests are refused")
+            self._manager.equip(tokenizer, template)
+            self._view.prepared = True
+            self._link.ready({"chat_template": template is not None})
+
+    def _load(self) -> tuple[Tokenizer, ChatTemplate | None]:
+        small_dir = Path(self._context.boot.files.small_dir)
+        return load_tokenizer(small_dir), ChatTemplate.load(small_dir, self._context.boot.args.model.chat_template)
+
+    async def _beat(self) -> None:
+        while True:
+            self._pulse.beat()
+            await asyncio.sleep(BEAT_S)
+
+    async def _stop(self) -> None:
+        await farewell(self._runtime)
+        self.server.should_exit = True
+
+    # ------------------------------------------------------------ control's messages
+
+    def _from_control(self, message: Command | Publish) -> None:
+        """In the link's thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._take, message)
+
+    def _take(self, message: Command | Publish) -> None:
+        if isinstance(message, Command):
+            self._spawn(obey(self._runtime, self._link, message))
+            return
+        before = self._view.life
+        self._view.take(message)
+        self._manager.engine_changed(before, self._view.life, up=self._view.engine_up)

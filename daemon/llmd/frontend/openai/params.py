@@ -1,0 +1,197 @@
+"""The fields that chat and text completions share: ranges, defaults, what is refused by name. docs/http-api.md has the same table."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from msgspec import Struct
+
+from llmd.errors import RequestError
+from llmd.frontend.fields import Fields, check_text, fault, is_int
+from llmd.frontend.limits import MAX_N, MAX_STOP, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TEMPERATURE, MAX_TOKENS
+from llmd.wire.messages import DetokenizeParams, SamplingParams
+
+_SEED_MASK = 2**63 - 1
+
+#: Fields that would change the answer and are not offered: anything but null (or a value that asks for nothing) is refused.
+_UNSUPPORTED = (
+    "regex",
+    "ebnf",
+    "json_schema",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "structural_tag",
+    "structured_outputs",
+    "grammar",
+    "lora_path",
+    "priority",
+    "logits_processors",
+    "custom_logit_processor",
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "bad_words",
+    "use_beam_search",
+    "length_penalty",
+    "echo_logprobs",
+    "chat_template",
+)
+_WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+
+
+class RequestParams(Struct, frozen=True, kw_only=True):
+    """What both endpoints read alike."""
+
+    stream: bool
+    include_usage: bool
+    n: int
+    max_tokens: int | None
+    """None: as many as fit."""
+    max_tokens_field: str
+    """Which field said so."""
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    ignore_eos: bool
+    stop_token_ids: tuple[int, ...]
+    detokenize: DetokenizeParams
+
+    def sampling(self, choice: int, max_new_tokens: int) -> SamplingParams:
+        """For choice `choice` of a prompt: the choices differ by their seed."""
+        if self.min_tokens > max_new_tokens:
+            raise fault("min_tokens", f"must be at most the {max_new_tokens} tokens that may be generated")
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=(self.seed + choice) & _SEED_MASK,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+
+def read_params(fields: Fields, *, vocabulary: int, least_tokens: int) -> RequestParams:
+    """Read and check the shared fields. `least_tokens`: smallest max_tokens that makes sense here."""
+    fields.neutral(*_UNSUPPORTED, values=(False, ""))
+    fields.neutral("presence_penalty", "frequency_penalty", values=(0, 0.0))
+    fields.neutral("repetition_penalty", values=(1, 1.0))
+    fields.neutral("logit_bias", values=({},))
+    fields.ignore(*_WITHOUT_EFFECT)
+    stream = fields.boolean("stream")
+    max_tokens, field = _max_tokens(fields, least_tokens)
+    top_k = fields.integer("top_k", -1, MAX_TOKENS)
+    seed = fields.integer("seed", -(2**63), 2**63 - 1)
+    return RequestParams(
+        stream=stream,
+        include_usage=_include_usage(fields, stream),
+        n=fields.integer("n", 1, MAX_N) or 1,
+        max_tokens=max_tokens,
+        max_tokens_field=field,
+        min_tokens=fields.integer("min_tokens", 0, MAX_TOKENS) or 0,
+        temperature=fields.number("temperature", 0.0, MAX_TEMPERATURE, 1.0),
+        top_p=fields.number("top_p", 0.0, 1.0, 1.0, open_low=True),
+        top_k=-1 if top_k in (None, 0) else top_k,
+        min_p=fields.number("min_p", 0.0, 1.0, 0.0),
+        seed=secrets.randbits(63) if seed is None else seed & _SEED_MASK,
+        ignore_eos=fields.boolean("ignore_eos"),
+        stop_token_ids=_stop_token_ids(fields, vocabulary),
+        detokenize=DetokenizeParams(stop=_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
+    )
+
+
+def check_model(fields: Fields, served: str) -> None:
+    """A missing model is the served one; any other name is refused."""
+    name = fields.string("model", longest=4096)
+    if name is not None and name != served:
+        shown = name if len(name) <= 128 else name[:128] + "..."
+        raise RequestError(f"the model {shown!r} does not exist; this server has: {served}", code="model_not_found", param="model")
+
+
+def token_budget(params: RequestParams, prompt_tokens: int, *, context: int, kv: int | None, param: str) -> int:
+    """How many tokens one choice may generate after a prompt; raises where prompt or wish cannot fit. `param` names the prompt."""
+    least = 0 if params.max_tokens == 0 else 1
+    room = context - prompt_tokens
+    if room < least:
+        raise RequestError(
+            f"this model's context is {context} tokens for prompt and output, the request has {prompt_tokens} prompt tokens; shorten the prompt",
+            code="context_length_exceeded",
+            param=param,
+        )
+    kv_room = room if kv is None else kv - prompt_tokens
+    if kv_room < least:
+        raise RequestError(f"the KV cache holds {kv} tokens, the request has {prompt_tokens} prompt tokens", code="exceeds_kv_capacity", param=param)
+    wish = params.max_tokens
+    if wish is None:
+        return min(room, kv_room)
+    if wish > room:
+        raise RequestError(
+            f"this model's context is {context} tokens, the request asks for {prompt_tokens + wish} ({prompt_tokens} in the prompt, {wish} to generate)",
+            code="context_length_exceeded",
+            param=params.max_tokens_field,
+        )
+    if wish > kv_room:
+        raise RequestError(
+            f"the KV cache holds {kv} tokens, the request asks for {prompt_tokens + wish} ({prompt_tokens} in the prompt, {wish} to generate)",
+            code="exceeds_kv_capacity",
+            param=params.max_tokens_field,
+        )
+    return wish
+
+
+def _max_tokens(fields: Fields, least: int) -> tuple[int | None, str]:
+    """max_completion_tokens is the newer name: with both given it wins."""
+    old = fields.integer("max_tokens", least, MAX_TOKENS)
+    new = fields.integer("max_completion_tokens", least, MAX_TOKENS)
+    return (new, "max_completion_tokens") if new is not None else (old, "max_tokens")
+
+
+def _include_usage(fields: Fields, stream: bool) -> bool:
+    options = fields.mapping("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise fault("stream_options", "is only for requests with `stream: true`")
+    inner = Fields(options, "stream_options.")
+    return inner.boolean("include_usage")
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value: Any = fields.get("stop")
+    if value is None:
+        return ()
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise fault("stop", "must be a string or a list of strings")
+    if len(items) > MAX_STOP:
+        raise fault("stop", f"may hold at most {MAX_STOP} strings")
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise fault("stop", "must hold strings that are not empty")
+        if len(item) > MAX_STOP_CHARS:
+            raise fault("stop", f"may hold strings of at most {MAX_STOP_CHARS} characters")
+        check_text(item, "stop")
+    return tuple(items)
+
+
+def _stop_token_ids(fields: Fields, vocabulary: int) -> tuple[int, ...]:
+    value: Any = fields.get("stop_token_ids")
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise fault("stop_token_ids", "must be a list of token ids")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise fault("stop_token_ids", f"may hold at most {MAX_STOP_TOKEN_IDS} ids")
+    for item in value:
+        if not is_int(item) or not 0 <= item < vocabulary:
+            raise fault("stop_token_ids", f"must hold integers from 0 to {vocabulary - 1}")
+    return tuple(value)

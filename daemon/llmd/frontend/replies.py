@@ -1,0 +1,42 @@
+"""Whole (not streamed) answers, and the error envelope in both of its forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from llmd.errors import RequestError, envelope
+from llmd.frontend.exchange import Send
+
+dumps = msgspec.json.Encoder().encode
+
+JSON = (b"content-type", b"application/json")
+
+
+async def reply(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    """Send one whole answer; JSON unless `headers` say another content type."""
+    base = list(headers or ())
+    if not any(name == b"content-type" for name, _ in base):
+        base.append(JSON)
+    base.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": base})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def reply_json(send: Send, status: int, body: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    """Send one JSON answer."""
+    await reply(send, status, dumps(body), headers)
+
+
+def error_body(error: RequestError) -> bytes:
+    """`{"error": {...}}`."""
+    return dumps(envelope(error.message, error.status, code=error.code, param=error.param))
+
+
+async def reply_error(send: Send, error: RequestError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    """Send an error's envelope with its status, and Retry-After where it has one."""
+    more = list(headers or ())
+    if error.retry_after is not None:
+        more.append((b"retry-after", b"%d" % error.retry_after))
+    await reply(send, error.status, error_body(error), more)

@@ -1,0 +1,74 @@
+"""uvicorn as the frontend needs it: its protocol reachable from the request, its signals ours, its own errors in the envelope."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Generator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from llmd.errors import RequestError
+from llmd.frontend.exchange import TRANSPORT
+from llmd.frontend.replies import error_body
+
+#: Bytes of one request's headers at most; the parser itself has no limit.
+MAX_HEADER_BYTES = 64 * 1024
+#: Send buffer of a connection: small, so that the kernel does not hide a client that has stopped reading.
+SEND_BUFFER = 128 * 1024
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[TRANSPORT] = self  # type: ignore[typeddict-unknown-key]
+        self._header_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise ValueError("headers too large")
+        super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        body = error_body(RequestError("the bytes received are not an HTTP request that this server takes"))
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(head + body)
+        self.transport.close()
+
+
+class FrontendServer(uvicorn.Server):
+    """Leaves signals to the frontend."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def uvicorn_config(app: object, *, keep_alive: float, backlog: int) -> uvicorn.Config:
+    """Settings of the data plane's server; logging, access log and signals are the frontend's own."""
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        loop="uvloop",
+        http=HttpProtocol,
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=backlog,
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=1,
+    )

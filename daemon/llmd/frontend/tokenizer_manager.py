@@ -1,0 +1,234 @@
+"""`TokenizerManager`: owner of every request until its client has the last byte.
+
+It turns text into ids (long texts off the event loop), submits requests to the scheduler, hands the text that comes back to
+the handlers, and ends requests that the engine's loss, a refusal or the client ends. Never blocks, never waits for the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from llmd.errors import RequestError
+from llmd.frontend.channels import Incoming, SchedulerPort
+from llmd.frontend.engine_view import EngineView, engine_unavailable, shutting_down
+from llmd.frontend.limits import INLINE_TEXT
+from llmd.frontend.req_state import Generation, ReqState
+from llmd.observability.totals import Meter
+from llmd.tokenizer.chat import ChatTemplate
+from llmd.tokenizer.load import Tokenizer
+from llmd.wire.messages import AbortReq, BatchStrOutput, DetokenizeParams, Detokenizer404, SamplingParams, TextChunk, TokenizedGenerateReqInput
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ChoiceSpec(Struct, frozen=True):
+    """One choice to generate."""
+
+    input_ids: list[int]
+    sampling: SamplingParams
+    detokenize: DetokenizeParams = DetokenizeParams()
+    logprobs: int = -1
+    prompt_logprobs: bool = False
+    debug_text: str = ""
+
+
+class TokenizerManager:
+    """See the module. `port` is replaced at each epoch by itself (`SchedulerPort.open`)."""
+
+    def __init__(self, frontend: int, view: EngineView, port: SchedulerPort, meter: Meter) -> None:
+        self._frontend = frontend
+        self._view = view
+        self._port = port
+        self._meter = meter
+        self._states: dict[str, ReqState] = {}
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self._tokenizer: Tokenizer | None = None
+        self.template: ChatTemplate | None = None
+        self._meter.set("llmd_frontend_inflight", 0)
+
+    # ------------------------------------------------------------ text to ids
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, "requests come in only after the tokenizer is there"
+        return self._tokenizer
+
+    def equip(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        """Requests can be tokenized from now on."""
+        self._tokenizer, self.template = tokenizer, template
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        if len(text) <= INLINE_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens))
+
+    async def render(self, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> str:
+        """The chat template's text. Raises RequestError with the template's own sentence, or `no_chat_template`."""
+        template = self.template
+        if template is None:
+            raise RequestError("this model has no chat template; use /v1/completions or set model.chat_template", code="no_chat_template", param="messages")
+        if sum(len(m["content"]) for m in messages) <= INLINE_TEXT:
+            return template.render(messages, **kwargs)
+        return await self._off_loop(lambda: template.render(messages, **kwargs))
+
+    async def _off_loop(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, call)
+
+    # ------------------------------------------------------------ requests
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Encloses an HTTP request from admission to its last byte; a drain waits for it."""
+        self._open += 1
+        self._idle.clear()
+        self._meter.set("llmd_frontend_inflight", self._open)
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._meter.set("llmd_frontend_inflight", self._open)
+            if self._open == 0:
+                self._idle.set()
+
+    @property
+    def inflight(self) -> int:
+        """HTTP requests that are not over."""
+        return self._open
+
+    async def idle(self, patience: float) -> bool:
+        """Wait until no HTTP request is open."""
+        try:
+            async with asyncio.timeout(patience):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def submit(self, rid: str, specs: list[ChoiceSpec], *, streamed: bool, metered: bool = True) -> Generation:
+        """Send the choices to the engine. The caller must `release` the Generation in the end."""
+        if self._view.shutting_down:
+            raise shutting_down()
+        if not self._view.engine_up:
+            raise engine_unavailable()
+        generation = Generation(rid, streamed=streamed, metered=metered)
+        epoch = self._view.epoch
+        for index, spec in enumerate(specs):
+            request = TokenizedGenerateReqInput(
+                rid=rid if len(specs) == 1 else f"{rid}-{index}",
+                frontend=self._frontend,
+                epoch=epoch,
+                input_ids=spec.input_ids,
+                sampling=spec.sampling,
+                detokenize=spec.detokenize,
+                logprobs=spec.logprobs,
+                prompt_logprobs=spec.prompt_logprobs,
+                debug_text=spec.debug_text,
+            )
+            state = generation.add(request)
+            self._states[request.rid] = state
+            self._port.send(request)
+        return generation
+
+    def release(self, generation: Generation, why: str) -> None:
+        """Forget a Generation; what still runs of it is aborted in the scheduler."""
+        for state in generation.choices:
+            rid = state.request.rid
+            if self._states.pop(rid, None) is not None:
+                self._port.send(AbortReq(rid=rid, epoch=state.request.epoch, code=why))
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every request in flight with `error`."""
+        for generation in {id(s.generation): s.generation for s in self._states.values()}.values():
+            generation.fail(error)
+        self._states.clear()
+
+    def undeliverable(self, rid: str) -> None:
+        """The scheduler never took this request."""
+        state = self._states.pop(rid, None)
+        if state is not None:
+            state.generation.fail(engine_unavailable())
+
+    def engine_changed(self, before: tuple[int, int], after: tuple[int, int], *, up: bool) -> None:
+        """A new picture of the engine: connect to a new epoch; end what depended on a process that is gone."""
+        if before != after or not up:
+            if self._states:
+                log.warning("%d requests end with engine_unavailable", len(self._states))
+            self.fail_all(engine_unavailable())
+        if before[0] != after[0]:
+            self._port.open(after[0])
+
+    # ------------------------------------------------------------ outputs
+
+    def receive(self, message: Incoming) -> None:
+        """One message of the tokenizer channel."""
+        if message.epoch != self._view.epoch:
+            self._meter.inc("llmd_wire_stale_messages_total", channel="tokenizer")
+            return
+        match message:
+            case BatchStrOutput():
+                now = time.monotonic()
+                for chunk in message.chunks:
+                    self._deliver(chunk, now)
+            case AbortReq():
+                state = self._states.pop(message.rid, None)
+                if state is not None:
+                    state.generation.fail(_refusal(message))
+            case Detokenizer404():
+                state = self._states.pop(message.rid, None)
+                if state is not None:
+                    self._port.send(AbortReq(rid=message.rid, epoch=message.epoch, code="engine_unavailable"))
+                    state.generation.fail(engine_unavailable())
+
+    def _deliver(self, chunk: TextChunk, now: float) -> None:
+        state = self._states.get(chunk.rid)
+        if state is None:
+            return
+        expected = len(state.output_ids)
+        if chunk.first != expected:
+            if chunk.first + len(chunk.token_ids) <= expected and chunk.finish is None:
+                return
+            log.error("output of a request starts at token %d, expected %d", chunk.first, expected, extra={"rid": chunk.rid})
+            self.release(state.generation, "internal_error")
+            state.generation.fail(RequestError("the server made an error; its log has the details", code="internal_error"))
+            return
+        if state.generation.metered:
+            self._measure(state, len(chunk.token_ids), now)
+        state.put(chunk)
+        finish = chunk.finish
+        if finish is None:
+            return
+        del self._states[chunk.rid]
+        if isinstance(finish.matched, str):
+            self._port.send(AbortReq(rid=chunk.rid, epoch=state.request.epoch, code="stop_string"))
+        if finish.reason == "abort":
+            state.generation.fail(RequestError("the request was aborted", code="aborted"))
+
+    def _measure(self, state: ReqState, tokens: int, now: float) -> None:
+        if not state.first_at:
+            state.first_at = now
+            self._meter.observe("llmd_time_to_first_token_seconds", now - state.sent_at)
+        elif tokens:
+            self._meter.observe("llmd_inter_token_latency_seconds", (now - state.last_at) / tokens)
+        state.last_at = now
+
+
+def _refusal(message: AbortReq) -> RequestError:
+    code = message.code or "aborted"
+    try:
+        return RequestError(message.message or "the request was aborted", code=code, param=message.param)
+    except KeyError:
+        return RequestError(message.message or "the engine refused the request", param=message.param)
