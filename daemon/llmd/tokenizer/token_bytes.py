@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 _SPACE = "\u2581"
 
+#: Ids after which a WindowDecoder takes a trailing U+FFFD for what it is: no character is spread over more.
+_LONGEST = 8
+
 
 class TextDecoder(Protocol):
     """Turns the ids of one text, piece by piece, into that text."""
@@ -85,7 +88,10 @@ class WindowDecoder:
         for id in ids:
             self._ids.append(id)
             before, after = self._text(self._ids[: self._read]), self._text(self._ids)
-            if len(after) > len(before) and not after.endswith("\ufffd"):
+            unread = len(self._ids) - self._read
+            if after == before and unread == 1:
+                self._ids.pop()  # a skipped special token: nothing to wait for
+            elif len(after) > len(before) and (unread > _LONGEST or not after.endswith("\ufffd")):
                 out.append(after[len(before) :])
                 self._ids = self._ids[self._read :]
                 self._read = len(self._ids)

@@ -95,6 +95,31 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
     assert built(sentencepiece(add_bos_token=False, add_space_prefix=False)).encode("hello").tokens == ["hello"]
 
 
+def by_score(text: str, score: dict[str, float]) -> list[str]:
+    """SentencePiece's rule word for word: join the neighbours that make the best-scored token, the leftmost first, while there are any."""
+    symbols = list(SPACE + text.replace(" ", SPACE))
+    while True:
+        joins = [(-score[pair], at) for at, pair in enumerate(map("".join, itertools.pairwise(symbols))) if pair in score]
+        if not joins:
+            return symbols
+        _, at = min(joins)
+        symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=10, max_size=30), st.lists(st.text("abc ", min_size=1, max_size=25), max_size=5))
+def test_sentencepiece_equals_its_rule_on_any_vocabulary(joins: list[tuple[int, int]], texts: list[str]) -> None:
+    pieces = [SPACE, "a", "b", "c"]
+    for left, right in joins:
+        piece = pieces[left % len(pieces)] + pieces[right % len(pieces)]
+        pieces += [piece] if piece not in pieces else []
+    scores = [-float(at) for at in range(len(pieces))]
+    tokens = ["<unk>", "<s>", "</s>", *pieces]
+    tokenizer = built(sentencepiece(tokens=tokens, token_type=[2, 3, 3, *[1] * len(pieces)], scores=[0.0] * 3 + scores, add_bos_token=False))
+    for text in texts:
+        assert tokenizer.encode(text).tokens == by_score(text, dict(zip(pieces, scores, strict=True)))
+
+
 def test_facts() -> None:
     facts = facts_from_gguf({**byte_level(bos_token_id=0, eos_token_id=1), "tokenizer.chat_template": "T"})
     assert (facts.bos_token_id, facts.eos_token_ids, facts.add_bos, facts.chat_template) == (0, (1, 260), False, "T")

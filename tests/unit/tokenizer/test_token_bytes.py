@@ -88,6 +88,12 @@ def test_unknown_family_streams_through_the_library(chunks: list[list[int]]) -> 
     assert "".join(stream(word_table, chunks)) == word_library.decode([id for chunk in chunks for id in chunk], skip_special_tokens=True)
 
 
+def test_unknown_family_keeps_no_more_ids_than_a_character_needs() -> None:
+    decoder = word_table.decoder(skip_special_tokens=True)
+    assert [decoder.feed([0]) for _ in range(2000)] == [""] * 2000
+    assert decoder.feed([2, 3]) + decoder.flush() == "cats"
+
+
 def test_special_tokens_are_skipped_on_wish_and_literal_otherwise() -> None:
     end, tool = byte_table.size - 2, byte_table.size - 1
     assert stream(byte_table, [[97, end, tool]]) == ["a<tool>", ""]
