@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from llmd.config import ServerArgs
 from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, plan_kv
@@ -34,69 +34,57 @@ class Built:
     info: dict[str, Any]
 
 
-class _Model(Protocol):
-    """What is needed of a loaded model (llmd.model.loader.LoadedModel)."""
-
-    @property
-    def kv_bytes_per_token(self) -> int: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def weights_bytes(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
-class _DummyModel:
-    kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
-    device: str = "cpu"
-    weights_bytes: int = 0
-    dtype: str = "int32"
+class _Facts:
+    """What budget and status need to know of a loaded model."""
+
+    kv_bytes_per_token: int
+    device: str
+    weights_bytes: int
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str
 
 
 def build(boot: Boot, progress: Progress) -> Built:
     """Load, measure, allocate. Raises ConfigError when the KV pool can't hold one request of full context."""
     began = time.monotonic()
     free_before = read_host_memory().free
-    model = _load(boot, progress)
-    progress("allocating KV cache", 0, 0)
+    facts, make_runner = _load(boot, progress)
+    progress("KV cache", 0, 0)
     args = boot.args
     max_running = AUTO_RUNNING_REQUESTS if args.memory.max_running_requests == "auto" else args.memory.max_running_requests
-    budget = _budget(boot, model, max_running, free_before)
+    budget = _budget(boot, facts, max_running, free_before)
     kv = KvManager(ReqToTokenPool(max_running, budget.context_length), TokenToKVPoolAllocator(budget.pages, budget.page_size))
-    runner = _runner(boot, model, kv)
+    runner = make_runner(kv)
     load_s = time.monotonic() - began
     log.info("model loaded in %.2f s: %d tokens of KV in %d pages, %.0f MiB (%s)", load_s, budget.tokens, budget.pages, budget.kv_bytes / 2**20, budget.explain)
-    info = _info(args, model, budget, max_running) | {"load_s": round(load_s, 3), "quantization": boot.files.quantization}
-    return Built(runner, kv, budget.context_length, max_running, info)
+    return Built(runner, kv, budget.context_length, max_running, _info(args, facts, budget, max_running) | {"load_s": round(load_s, 3)})
 
 
-def _load(boot: Boot, progress: Progress) -> _Model:
+def _load(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager], Runner]]:
+    """The facts, and what makes the runner once the pools are there."""
     if boot.files.kind == "dummy":
-        return _DummyModel()
+        facts = _Facts(KV_BYTES_PER_TOKEN, "cpu", 0, "int32", "int32", "none")
+        return facts, lambda kv: DummyRunner(kv.pages.num_slots, kv.rows.req_to_token, boot.files.vocab_size)
     from llmd.model.loader import load_model
-
-    return load_model(boot, progress)
-
-
-def _runner(boot: Boot, model: _Model, kv: KvManager) -> Runner:
-    if isinstance(model, _DummyModel):
-        return DummyRunner(kv.pages.num_slots, kv.rows.req_to_token, boot.files.vocab_size)
     from llmd.model.runner import ModelRunner
     from llmd.sampling.sampler import Sampler
 
-    return ModelRunner(model, num_slots=kv.pages.num_slots, req_to_token=kv.rows.req_to_token, sampler=Sampler(boot.files.tokenizer_size))
+    model = load_model(boot, progress)
+    dtype, kv_dtype = (str(kind).removeprefix("torch.") for kind in (model.dtype, model.kv_dtype))
+    facts = _Facts(model.kv_bytes_per_token, str(model.device), model.weights_bytes, dtype, kv_dtype, model.quantization)
+    return facts, lambda kv: ModelRunner(model, kv.pages.num_slots, kv.rows.req_to_token, Sampler(boot.files.tokenizer_size))
 
 
-def _budget(boot: Boot, model: _Model, max_running: int, free_before: int) -> KvBudget:
+def _budget(boot: Boot, facts: _Facts, max_running: int, free_before: int) -> KvBudget:
     args = boot.args
-    on_gpu = model.device.startswith("cuda")
+    on_gpu = facts.device.startswith("cuda")
     fraction = args.memory.mem_fraction_static
-    free_before, free_after = _gpu_memory(model) if on_gpu else (free_before, read_host_memory().free)
+    free_before, free_after = _gpu_memory(facts) if on_gpu else (free_before, read_host_memory().free)
     budget = plan_kv(
         KvRequest(
-            kv_bytes_per_token=model.kv_bytes_per_token,
+            kv_bytes_per_token=facts.kv_bytes_per_token,
             context_length=args.model.context_length or boot.files.context_length,
             page_size=args.memory.page_size,
             max_running_requests=max_running,
@@ -113,23 +101,24 @@ def _budget(boot: Boot, model: _Model, max_running: int, free_before: int) -> Kv
     return budget
 
 
-def _gpu_memory(model: _Model) -> tuple[int, int]:
+def _gpu_memory(facts: _Facts) -> tuple[int, int]:
     """(free before the weights, free now) on the model's GPU."""
     import torch
 
-    free, _ = torch.cuda.mem_get_info(torch.device(model.device))
-    return free + model.weights_bytes, free
+    free, _ = torch.cuda.mem_get_info(torch.device(facts.device))
+    return free + facts.weights_bytes, free
 
 
-def _info(args: ServerArgs, model: _Model, budget: KvBudget, max_running: int) -> dict[str, Any]:
+def _info(args: ServerArgs, facts: _Facts, budget: KvBudget, max_running: int) -> dict[str, Any]:
     return {
         "kv": {"page_size": budget.page_size, "pages_total": budget.pages, "bytes": budget.kv_bytes, "budget": budget.explain},
         "max_running_requests": max_running,
         "context_length": budget.context_length,
         "max_total_tokens": budget.tokens,
-        "dtype": model.dtype,
-        "kv_cache_dtype": args.model.kv_cache_dtype,
-        "device": model.device,
-        "weights_bytes": model.weights_bytes,
+        "dtype": facts.dtype,
+        "quantization": facts.quantization,
+        "kv_cache_dtype": facts.kv_cache_dtype,
+        "device": facts.device,
+        "weights_bytes": facts.weights_bytes,
         "threads": args.model.threads,
     }

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import zmq
+from msgspec import convert
+
 from llmd.config import ServerArgs
 from llmd.plan.context import ENV_EPOCH, ENV_INCARNATION
 from llmd.plan.ports import PortArgs
@@ -34,7 +36,6 @@ from llmd.wire.messages import (
     TokenChunk,
     TokenizedGenerateReqInput,
 )
-from msgspec import convert
 
 SLOW = float(os.environ.get("LLMD_TEST_SLOWNESS", "1"))
 EOS = 257
@@ -129,7 +130,8 @@ class Engine:
         self._commands += 1
         number = self._commands
         self._control.send_multipart([self._peer, encode(Command(id=number, verb=verb, params=params))])
-        return self.until(f"reply to {verb}", lambda: self.replies.get(number), 5)
+        self.until(f"reply to {verb}", lambda: number in self.replies, 5)
+        return self.replies[number]
 
     def open_detokenizer(self) -> None:
         self._detokenizer = sockets.pull(self._context, self.ports.detokenizer)

@@ -45,7 +45,14 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
 
 @pytest.mark.parametrize(
     ("filters", "kept"),
-    [({"top_k": 2}, [0, 1]), ({"top_p": 0.7}, [0, 1]), ({"top_p": 0.4}, [0]), ({"min_p": 0.3}, [0, 1, 2]), ({"top_k": 3, "top_p": 0.8}, [0, 1]), ({"top_p": 1e-9}, [0])],
+    [
+        ({"top_k": 2}, [0, 1]),
+        ({"top_p": 0.7}, [0, 1]),
+        ({"top_p": 0.4}, [0]),
+        ({"min_p": 0.3}, [0, 1, 2]),
+        ({"top_k": 3, "top_p": 0.8}, [0, 1]),
+        ({"top_p": 1e-9}, [0]),
+    ],
 )
 def test_filters_keep_the_right_ids_in_proportion(filters: dict[str, Any], kept: list[int]) -> None:
     probabilities = torch.tensor([0.45, 0.27, 0.18, 0.07, 0.03], dtype=torch.float64)
@@ -66,7 +73,14 @@ def test_a_nucleus_larger_than_the_candidates_is_still_whole() -> None:
 def test_a_token_depends_on_seed_position_and_its_logits_alone() -> None:
     size, rows = 5000, 24
     logits = logits_of(rows, size)
-    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 40, "min_p": 0.01}, {"top_p": 0.999, "temperature": 3.0}, {"temperature": 1e-7}]
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {},
+        {"top_p": 0.9},
+        {"top_k": 40, "min_p": 0.01},
+        {"top_p": 0.999, "temperature": 3.0},
+        {"temperature": 1e-7},
+    ]
     wanted = [ask(i, seed=i % 5, logprobs=i % 3, **kinds[i % len(kinds)]) for i in range(rows)]
     together = Sampler(size).sample(logits, wanted)
     assert [Sampler(size).sample(logits[i : i + 1], [wanted[i]])[0] for i in range(rows)] == together

@@ -17,7 +17,7 @@ def test_a_number_depends_on_seed_and_position_alone() -> None:
 def test_numbers_are_below_one_and_uniform_along_positions_and_along_seeds() -> None:
     count = 50_000
     for numbers in (uniform([3] * count, range(count)), uniform(range(count), [0] * count)):
-        assert 0.0 <= numbers.min() and numbers.max() < 1.0
+        assert numbers.min() >= 0.0 and numbers.max() < 1.0
         # Kolmogorov-Smirnov: 1.95 / sqrt(n) is passed with probability 0.999, and the input is fixed.
         distance = np.abs(np.sort(numbers) - (np.arange(count) + 0.5) / count).max()
         assert distance < 1.95 / count**0.5

@@ -1,0 +1,184 @@
+"""A scheduler without processes or sockets: messages come from a list, outputs land in dictionaries, the runner checks its KV."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from llmd.memory.pools import ReqToTokenPool, TokenToKVPoolAllocator
+from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
+from llmd.observability.pulse import Pulse
+from llmd.observability.totals import Meter
+from llmd.scheduler.arrivals import Limits
+from llmd.scheduler.kv import KvManager
+from llmd.scheduler.loop import Scheduler
+from llmd.wire.messages import AbortReq, Command, SamplingParams, TokenChunk, TokenizedGenerateReqInput
+
+PAGE = 4
+VOCAB = 97
+EOS = 96
+
+
+def next_token(sequence: list[int], position: int) -> int:
+    """The model: depends on every token before, never EOS unless the test asks for it."""
+    digest = hashlib.blake2b(np.array([position, *sequence], dtype=np.int64).tobytes(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % (VOCAB - 1)
+
+
+def oracle(prompt: list[int], count: int) -> list[int]:
+    """What the model says to `prompt` when nothing disturbs it."""
+    out: list[int] = []
+    for position in range(count):
+        out.append(next_token(prompt + out, position))
+    return out
+
+
+class CheckingRunner:
+    """Keeps (token, position) in each KV slot, and reads a request's whole sequence back through its row before it answers."""
+
+    def __init__(self, kv: KvManager) -> None:
+        self._table = kv.rows.req_to_token
+        self._page = kv.pages.page_size
+        self._kv = np.full((kv.pages.num_slots, 2), -1, dtype=np.int64)
+        self.spoil: set[int] = set()
+        """Output positions whose logits are not finite."""
+        self.fail_next = False
+        self.step_sizes: list[int] = []
+
+    def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:
+        if self.fail_next:
+            self.fail_next = False
+            raise ArithmeticError("a fault in the model")
+        self.step_sizes.append(len(batch.input_ids))
+        assert batch.extend_lens.sum() == len(batch.input_ids) == len(batch.positions) == len(batch.out_cache_loc)
+        assert len(set(batch.out_cache_loc.tolist())) == len(batch.out_cache_loc), "two tokens share a slot"
+        assert (batch.out_cache_loc >= self._page).all(), "page 0 is nobody's"
+        self._kv[batch.out_cache_loc, 0] = batch.input_ids
+        self._kv[batch.out_cache_loc, 1] = batch.positions
+        return [self._sample(batch, request) for request in wanted]
+
+    def _sample(self, batch: ForwardBatch, request: SampleRequest) -> SampleResult:
+        row, length = batch.req_pool_indices[request.row], batch.seq_lens[request.row]
+        stored = self._kv[self._table[row, :length]]
+        assert stored[:, 1].tolist() == list(range(length)), "a slot holds another token's KV"
+        result = SampleResult(next_token(stored[:, 0].tolist(), request.position), finite=request.position not in self.spoil)
+        if request.prompt_logprob_ids:
+            assert batch.extend_lens[request.row] == length
+            result.prompt_logprobs = [(-float(token), ()) for token in request.prompt_logprob_ids]
+        return result
+
+
+class FakeInput:
+    """Stands in for llmd.scheduler.input.Input."""
+
+    def __init__(self) -> None:
+        self.queue: deque[TokenizedGenerateReqInput | AbortReq] = deque()
+
+    def messages(self) -> Iterator[TokenizedGenerateReqInput | AbortReq]:
+        while self.queue:
+            yield self.queue.popleft()
+
+    def commands(self) -> Iterator[Command]:
+        return iter(())
+
+    def wait(self, until: float | None, writable: Iterable[Any]) -> None: ...
+
+
+class FakeOutput:
+    """Stands in for llmd.scheduler.output.Output, and checks that no token is lost or doubled."""
+
+    def __init__(self) -> None:
+        self.blocked = False
+        self.channels: list[Any] = []
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.last: dict[str, TokenChunk] = {}
+        self.first: dict[str, TokenChunk] = {}
+        self.errors: dict[str, str | None] = {}
+        self.forgotten: list[str] = []
+
+    def chunks(self, chunks: list[TokenChunk]) -> None:
+        for chunk in chunks:
+            assert (chunk.start is not None) == (chunk.rid not in self.first)
+            self.first.setdefault(chunk.rid, chunk)
+            if chunk.start is not None:
+                self.tokens[chunk.rid] = [-1] * chunk.first
+            assert chunk.first == len(self.tokens[chunk.rid])
+            assert chunk.rid not in self.last or self.last[chunk.rid].finish is None
+            self.tokens[chunk.rid] += chunk.token_ids
+            self.last[chunk.rid] = chunk
+
+    def forget(self, rid: str) -> None:
+        self.forgotten.append(rid)
+
+    def refuse(self, rid: str, frontend: int, code: str | None, message: str, param: str | None = None) -> None:
+        assert rid not in self.errors
+        self.errors[rid] = code
+
+    def flush(self) -> None: ...
+
+
+class Bench:
+    """A scheduler on the bench: `turn` is one round of its loop."""
+
+    def __init__(self, *, pages: int = 64, max_running: int = 8, context: int = 128, chunk: int = 16, max_queued: int = 1000) -> None:
+        self.kv = KvManager(ReqToTokenPool(max_running, context), TokenToKVPoolAllocator(pages, PAGE))
+        self.runner = CheckingRunner(self.kv)
+        self.source = FakeInput()
+        self.out = FakeOutput()
+        self.meter = Meter()
+        limits = Limits(
+            context_length=context,
+            vocab_size=VOCAB,
+            max_running=max_running,
+            max_queued=max_queued,
+            queue_timeout=60.0,
+            request_timeout=None,
+            eos_token_ids=(EOS,),
+        )
+        source: Any = self.source
+        output: Any = self.out
+        self.scheduler = Scheduler(self.runner, self.kv, source, output, limits=limits, chunk=chunk, meter=self.meter, pulse=Pulse())
+
+    def send(self, rid: str, prompt: list[int], count: int, *, output_ids: list[int] | None = None, prompt_logprobs: bool = False, **sampling: Any) -> None:
+        params = SamplingParams(max_new_tokens=count, **sampling)
+        self.source.queue.append(
+            TokenizedGenerateReqInput(
+                rid=rid, frontend=0, epoch=1, input_ids=prompt, sampling=params, output_ids=output_ids or [], prompt_logprobs=prompt_logprobs
+            )
+        )
+
+    def abort(self, rid: str) -> None:
+        self.source.queue.append(AbortReq(rid=rid, epoch=1))
+
+    def turn(self) -> bool:
+        """Receive, schedule, step or rest; checks the books. False when nothing ran."""
+        self.scheduler.receive(lambda command: None)
+        batch = self.scheduler.schedule()
+        self.check()
+        if batch.reqs:
+            self.scheduler.step(batch)
+        else:
+            self.scheduler.rest()
+        self.check()
+        return bool(batch.reqs)
+
+    def run(self, turns: int = 10_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(turns):
+            if not self.turn() and not self.scheduler.in_flight and not self.source.queue:
+                return
+        raise AssertionError("work never ends")
+
+    def check(self) -> None:
+        """free + active = total, and what is active is what running requests hold."""
+        running = self.scheduler.decode.running.values()
+        assert self.kv.check(running) is None
+        assert all(req.row and req.pages for req in running)
+        assert all(not req.row and not req.pages and req.computed == 0 for req in self.scheduler.waiting)
+
+    def counter(self, name: str) -> float:
+        return self.meter.snapshot().counters.get(name, 0.0)
