@@ -1,0 +1,153 @@
+"""Speaks HTTP with the admin plane over its unix socket. Standard library only: this is what keeps llmctl's start short."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from llmctl import exits, find
+from llmctl.exits import CtlError
+
+#: Largest reply that is read.
+MAX_REPLY = 16 * 2**20
+#: Error codes whose exit status is not that of their HTTP status.
+CODES = {"incompatible_weights": exits.BAD_INPUT, "timeout": exits.TIMED_OUT, "request_timeout": exits.TIMED_OUT}
+STATUSES = {401: exits.PERMISSION, 403: exits.PERMISSION, 409: exits.BUSY, 429: exits.BUSY, 422: exits.BAD_INPUT, 504: exits.TIMED_OUT}
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("llmd", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+@dataclass(frozen=True)
+class Client:
+    """The daemon at one of `candidates`."""
+
+    candidates: list[find.Place]
+    instance: str | None = None
+
+    @classmethod
+    def locate(cls, socket_path: str | None, instance: str | None, environ: Mapping[str, str]) -> Client:
+        return cls(find.places(socket_path, instance, environ), instance)
+
+    @property
+    def place(self) -> find.Place:
+        """Where the daemon is. Raises CtlError (3) that says where it was looked for."""
+        chosen = find.choose(self.candidates)
+        if chosen is None:
+            looked = ", ".join(str(place.socket) for place in self.candidates)
+            raise CtlError(exits.NOT_RUNNING, f"llmd is not running: there is no socket at {looked}", self._start_hint())
+        return chosen
+
+    def get(self, path: str, timeout: float, **query: Any) -> Any:
+        """The JSON answer of a GET. Raises CtlError."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return self._request("GET", f"{path}?{urlencode(given)}" if given else path, None, timeout)
+
+    def post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
+        """The JSON answer of a POST. Raises CtlError."""
+        return self._request("POST", path, json.dumps(body).encode(), timeout)
+
+    def _request(self, method: str, target: str, body: bytes | None, timeout: float) -> Any:
+        place = self.place
+        deadline = time.monotonic() + timeout
+        connection = _UnixConnection(str(place.socket), timeout)
+        try:
+            self._connect(connection, place, timeout)
+            headers = {"Content-Type": "application/json"} if body is not None else {}
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            data = _read(response, connection, deadline)
+        except TimeoutError:
+            raise CtlError(exits.TIMED_OUT, f"llmd did not answer {method} {target.partition('?')[0]} within {timeout:g} s", "raise --timeout") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise CtlError(exits.LOST, f"the connection to llmd was lost: {error or type(error).__name__}", "llmctl status") from None
+        finally:
+            connection.close()
+        return _decode(response.status, data, target)
+
+    def _connect(self, connection: _UnixConnection, place: find.Place, timeout: float) -> None:
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise CtlError(exits.NOT_ANSWERING, f"llmd (pid {place.pid}) took no connection within {timeout:g} s", "llmctl status -o json") from None
+        except PermissionError:
+            hint = "join the group that owns it (admin.group, llmd-admin by default), or use sudo"
+            raise CtlError(exits.PERMISSION, f"you may not use {place.socket}", hint) from None
+        except OSError as error:
+            raise self._unreachable(place, error) from None
+
+    def _unreachable(self, place: find.Place, error: OSError) -> CtlError:
+        pid = place.pid
+        if pid is not None:
+            message = f"llmd runs (pid {pid}), but nobody listens on {place.socket}: its control process is starting or being replaced"
+            return CtlError(exits.NOT_ANSWERING, message, "try again in a few seconds")
+        why = os.strerror(error.errno) if error.errno else str(error)
+        last = place.last_state
+        ended = f"; its last state was {last.get('state')}" if last.get("state") else ""
+        reason = f" ({last['reason']})" if last.get("reason") else ""
+        return CtlError(exits.NOT_RUNNING, f"llmd is not running: {place.socket}: {why}{ended}{reason}", self._start_hint())
+
+    def _start_hint(self) -> str:
+        unit = f"llmd@{self.instance}" if self.instance else "llmd"
+        command = f"systemctl start {unit}" if os.path.isdir("/run/systemd/system") else "llmd run"
+        return f"start it with `{command}`, or say where it is with --socket PATH"
+
+
+def _read(response: http.client.HTTPResponse, connection: _UnixConnection, deadline: float) -> bytes:
+    """The body, within the deadline as a whole and not only between two bytes."""
+    parts: list[bytes] = []
+    size = 0
+    while size <= MAX_REPLY:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        part = response.read1(65536)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+    raise http.client.HTTPException("the reply is too large")
+
+
+def _decode(status: int, data: bytes, target: str) -> Any:
+    try:
+        reply = json.loads(data) if data else {}
+    except ValueError:
+        raise CtlError(exits.LOST, f"llmd answered {status} with something that is not JSON", "is this llmd's admin socket?") from None
+    if status < 400:
+        return reply
+    raise _refusal(status, reply if isinstance(reply, dict) else {}, target.partition("?")[0])
+
+
+def _refusal(status: int, reply: dict[str, Any], path: str) -> CtlError:
+    """The error that an error reply stands for."""
+    error = reply.get("error")
+    error = error if isinstance(error, dict) else {}
+    code = error.get("code")
+    exit_status = CODES.get(str(code)) or STATUSES.get(status, exits.FAILED)
+    if status == 400 and error.get("param"):
+        exit_status = exits.BAD_INPUT
+    operation = reply.get("operation")
+    if isinstance(operation, dict) and operation.get("state") == "rolled_back":
+        exit_status = exits.FAILED
+    if status in (404, 405) and code in (None, "not_found", "method_not_allowed"):
+        return CtlError(exits.FAILED, f"this llmd does not have {path}", "llmctl version shows both versions", reply)
+    message = str(error.get("message") or f"llmd answered {status} to {path}")
+    return CtlError(exit_status, message, str(error.get("hint") or ""), reply)

@@ -1,0 +1,86 @@
+"""What `status` and `health` say, also when nobody answers: the same shape in all four cases, for programs that read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmctl import exits, find
+from llmctl.context import Context
+from llmctl.exits import CtlError
+
+
+def fetch(context: Context) -> tuple[dict[str, Any], int, CtlError | None]:
+    """(status, exit status, what is wrong): asked of the daemon, else put together from what it left behind."""
+    try:
+        status = context.get("/v1/status")
+    except CtlError as error:
+        if error.status not in (exits.NOT_RUNNING, exits.NOT_ANSWERING, exits.TIMED_OUT, exits.LOST):
+            raise
+        return _leftovers(context, error)
+    if not isinstance(status, dict):
+        status = {}
+    return status, exits.OK if status.get("state") == "ready" else exits.FAILED, None
+
+
+def _leftovers(context: Context, error: CtlError) -> tuple[dict[str, Any], int, CtlError]:
+    place = find.choose(context.client.candidates)
+    pid = place.pid if place else None
+    running = pid is not None or error.status in (exits.TIMED_OUT, exits.NOT_ANSWERING)
+    status = exits.NOT_ANSWERING if running else exits.NOT_RUNNING
+    lock = place.lock if place else {}
+    last = place.last_state if place else {}
+    state = last.get("state") if running else ("failed" if last.get("state") == "failed" else "stopped")
+    answer = {
+        "state": state,
+        "stage": last.get("stage"),
+        "reason": last.get("reason") or error.message,
+        "running": running,
+        "answering": False,
+        "pid": pid if running else lock.get("pid"),
+        "last_state": last.get("state"),
+        "last_state_age_s": place.last_state_age if place else None,
+        "version": lock.get("version"),
+        "start_id": lock.get("start_id"),
+        "started_at": lock.get("started_at"),
+        "http": lock.get("http"),
+        "looked_at": [str(candidate.socket) for candidate in context.client.candidates],
+        "degraded": [],
+        "epoch": None,
+        "weights_version": None,
+        "model": None,
+        "uptime_s": None,
+        "processes": [],
+        "requests": {"running": None, "waiting": None},
+        "kv": {"page_size": None, "pages_total": None, "pages_free": None, "pages_active": None, "pages_cached": None},
+        "throughput": {"prompt_tokens_s": None, "generation_tokens_s": None},
+    }
+    return answer, status, CtlError(status, error.message, error.hint)
+
+
+def process_rows(processes: Any, wide: bool) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of a process table."""
+    from llmctl.output import duration, size
+
+    columns = ["ROLE", "RANK", "PID", "STATE", "RESTARTS", "UPTIME", "MEMORY"] + (["HEARTBEAT", "INCARNATION"] if wide else []) + ["LAST EXIT"]
+    rows = []
+    for process in processes if isinstance(processes, list) else []:
+        row = [process.get("role"), process.get("rank"), process.get("pid") or None, process.get("state"), process.get("restarts")]
+        row += [duration(process.get("uptime_s")), size(process.get("rss_bytes"))]
+        if wide:
+            row += [duration(process.get("heartbeat_age_s")), process.get("incarnation")]
+        rows.append([*row, last_exit(process.get("last_exit"))])
+    if all(row[-1] == "" for row in rows):
+        return columns[:-1], [row[:-1] for row in rows]
+    return columns, rows
+
+
+def last_exit(value: Any) -> str:
+    """`killed by signal 9 4m ago (hang)`."""
+    from llmctl.output import duration
+
+    if not isinstance(value, dict):
+        return ""
+    status = value.get("status")
+    how = f"killed by signal {-status}" if isinstance(status, int) and status < 0 else f"status {status}"
+    reason = value.get("reason")
+    return f"{how}, {duration(value.get('age_s'))} ago" + (f" ({reason})" if reason not in (None, "exit", "signal") else "")

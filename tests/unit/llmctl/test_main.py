@@ -1,0 +1,82 @@
+"""The command line: usage errors are 2, options stand before or after the verb, every verb has help, the start is short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmctl import find
+from llmctl.main import _parser, _seconds, main
+from llmctl.verbs import VERBS
+
+
+@pytest.mark.parametrize(
+    "argv", [["nope"], ["status", "--nope"], ["status", "-o", "xml"], ["status", "--timeout", "-1"], ["-i", "../x", "status"], ["reload", "weights", "a", "b"]]
+)
+def test_a_bad_command_line_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: llmctl")
+
+
+def test_no_verb_is_2_and_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "exit status:" in shown.err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    assert len(capsys.readouterr().out) > 200
+
+
+def test_there_is_one_file_for_each_verb() -> None:
+    folder = Path(sys.modules["llmctl.verbs"].__file__ or "").parent
+    assert {path.stem for path in folder.glob("[a-z]*.py")} == set(VERBS)
+
+
+def test_options_before_and_after_the_verb() -> None:
+    before = _parser("status").parse_args(["-o", "json", "--timeout", "3s", "status"])
+    after = _parser("status").parse_args(["status", "-o", "json", "--timeout", "3s"])
+    assert before == after and after.output == "json" and after.timeout == 3.0
+
+
+def test_an_options_value_is_not_taken_for_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--reason", "stop", "--socket", str(tmp_path), "status"]) == 3
+    assert "stopped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2", 2.0), ("500ms", 0.5), ("30s", 30.0), ("5min", 300.0), ("1h", 3600.0), ("1.5s", 1.5)])
+def test_times(text: str, seconds: float) -> None:
+    assert _seconds(text) == seconds
+
+
+def test_where_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = os.getuid()
+    environ = {"XDG_RUNTIME_DIR": "/xdg", "TMPDIR": "/t"}
+    assert [str(p.run_dir) for p in find.places(None, None, environ)] == ["/run/llmd", "/xdg/llmd", f"/t/llmd-{uid}", f"/tmp/llmd-{uid}"]
+    assert [str(p.run_dir) for p in find.places(None, "a", environ)] == ["/run/llmd-a", "/xdg/llmd-a", f"/t/llmd-a-{uid}", f"/tmp/llmd-a-{uid}"]
+    assert [str(p.socket) for p in find.places("/s/x.sock", None, {"LLMD_SOCKET": "/other"})] == ["/s/x.sock"]
+    assert [str(p.socket) for p in find.places(None, None, {"LLMD_SOCKET": "/other/y.sock"})] == ["/other/y.sock"]
+
+
+def test_the_start_is_short_and_imports_little() -> None:
+    code = "import sys; from llmctl.main import main; main(['status', '--socket', '/nowhere/x.sock']); print(*sys.modules, file=sys.stderr)"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    best = time.monotonic() - began
+    for _ in range(4):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-m", "llmctl.main", "status", "--socket", "/nowhere/x.sock"], capture_output=True, timeout=30, check=False)
+        best = min(best, time.monotonic() - began)
+    assert best < 0.3
+    assert not {"torch", "transformers", "httpx", "yaml", "msgspec", "zmq"} & set(done.stderr.split())
