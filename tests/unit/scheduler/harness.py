@@ -174,8 +174,10 @@ class Bench:
         raise AssertionError("work never ends")
 
     def check(self) -> None:
-        """free + active = total, and what is active is what running requests hold."""
+        """free + active = total, what is active is what running requests hold, and nobody runs or waits before an older one."""
         running = self.scheduler.decode.running.values()
+        order = [req.order for req in (*running, *self.scheduler.waiting)]
+        assert order == sorted(order)
         assert self.kv.check(running) is None
         assert all(req.row and req.pages for req in running)
         assert all(not req.row and not req.pages and req.computed == 0 for req in self.scheduler.waiting)
