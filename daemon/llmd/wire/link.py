@@ -91,7 +91,7 @@ class WorkerLink:
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 200)
         socket.setsockopt(zmq.IMMEDIATE, 1)

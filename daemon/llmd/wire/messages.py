@@ -48,7 +48,7 @@ class DetokenizeParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
 
 
-class TokenizedGenerateReqInput(Message):
+class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """One request to generate. `output_ids` are tokens that the client already has (a resubmission), else empty."""
 
     rid: str
@@ -66,7 +66,7 @@ class TokenizedGenerateReqInput(Message):
     """The prompt's text, only while failpoints are armed."""
 
 
-class AbortReq(Message):
+class AbortReq(Message, frozen=True, kw_only=True):
     """frontend -> scheduler: forget `rid`. scheduler -> frontend: `rid` is refused or ended, with the error to give."""
 
     rid: str
@@ -117,7 +117,7 @@ class TokenChunk(Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
 
 
-class BatchTokenIDOutput(Message):
+class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
     """scheduler -> detokenizer: what one step brought, for all requests of the batch."""
 
     epoch: int
@@ -140,14 +140,14 @@ class TextChunk(Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
 
 
-class BatchStrOutput(Message):
+class BatchStrOutput(Message, frozen=True, kw_only=True):
     """detokenizer -> one frontend."""
 
     epoch: int
     chunks: list[TextChunk]
 
 
-class Detokenizer404(Message):
+class Detokenizer404(Message, frozen=True, kw_only=True):
     """detokenizer -> frontend: a chunk came for a request it does not know (it was restarted in between)."""
 
     rid: str
@@ -161,7 +161,7 @@ FrontendInput = BatchStrOutput | AbortReq | Detokenizer404
 # ---------------------------------------------------------------- control plane: worker -> control
 
 
-class Hello(Message):
+class Hello(Message, frozen=True, kw_only=True):
     """First word of a worker, and again whenever control asks (`Command("hello")`) or has been replaced."""
 
     role: str
@@ -171,7 +171,7 @@ class Hello(Message):
     epoch: int
 
 
-class Progress(Message):
+class Progress(Message, frozen=True, kw_only=True):
     """A worker that starts is getting on: `stage` like `loading weights`, `done` of `total` (bytes, layers...; 0 = unknown)."""
 
     stage: str
@@ -179,7 +179,7 @@ class Progress(Message):
     total: int = 0
 
 
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """A worker can work. `info` is what status and metrics show of it (a scheduler: model and KV facts)."""
 
     info: dict[str, Any] = {}
@@ -201,7 +201,7 @@ class Totals(Struct, frozen=True, array_like=True):
     histograms: dict[str, HistogramTotals] = {}
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Sent each `supervision.heartbeat` by a thread of its own, with the work loop's pulse.
 
     `phase`: `idle`, `busy`, or `blocked on X`; `step_age_s`: how long the current step has been going (0 when idle).
@@ -215,7 +215,7 @@ class Heartbeat(Message):
     totals: Totals = Totals()
 
 
-class Reply(Message):
+class Reply(Message, frozen=True, kw_only=True):
     """Answer to a Command. `ok` false: `code` and `message` say why."""
 
     id: int
@@ -230,7 +230,7 @@ ControlInput = Hello | Progress | Ready | Heartbeat | Reply
 # ---------------------------------------------------------------- control plane: control -> worker
 
 
-class Command(Message):
+class Command(Message, frozen=True, kw_only=True):
     """control -> worker. Verbs: `hello` (say Hello and, when ready, Ready again), `warmup` (frontend), `flush` (scheduler),
     `freeze` (all: gc.collect + gc.freeze), `drain` / `resume` (frontend)."""
 
@@ -239,7 +239,7 @@ class Command(Message):
     params: dict[str, Any] = {}
 
 
-class Publish(Message):
+class Publish(Message, frozen=True, kw_only=True):
     """control -> frontends, each heartbeat and on each change: all that /readyz, /startupz and /metrics answer from."""
 
     state: str

@@ -1,0 +1,220 @@
+"""A whole llmd for tests: started as a person would start it, in directories of its own, on a free port, ended by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+T = TypeVar("T")
+
+#: One factor for all time bounds of tests, for slow machines.
+SLOW = float(os.environ.get("LLMD_TEST_SLOWNESS", "1"))
+
+
+def wait_for(what: str, check: Callable[[], T], timeout: float, interval: float = 0.02) -> T:
+    """Poll until `check` returns something true; fail with `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout * SLOW
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {what}")
+        time.sleep(interval)
+
+
+class Daemon:
+    """One `llmd run`. Use as a context manager, so that nothing outlives the test."""
+
+    def __init__(self, directory: Path, *, config: dict[str, Any] | None = None, failpoints: str | None = None, env: dict[str, str] | None = None) -> None:
+        self.directory = directory
+        self.run_dir = directory / "run"
+        self.log_path = directory / "llmd.log"
+        self.config_path = directory / "llmd.yaml"
+        self.failpoints = failpoints
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("LLMD_") or k == "LLMD_TEST_SLOWNESS"} | (env or {})
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self._write_config(config or {})
+
+    def _write_config(self, config: dict[str, Any]) -> None:
+        defaults: dict[str, Any] = {
+            "run_dir": str(self.run_dir),
+            "state_dir": str(self.directory / "state"),
+            "log_dir": str(self.directory / "log"),
+            "http": {"port": 0},
+        }
+        for section, values in config.items():
+            defaults[section] = {**defaults[section], **values} if isinstance(values, dict) and section in defaults else values
+        self.config_path.write_text(json.dumps(defaults))  # JSON is YAML
+
+    # ------------------------------------------------------------ life
+
+    def start(self, *, ready: bool = True, timeout: float = 60) -> Daemon:
+        """Start, and wait for readiness (or only for the port)."""
+        argv = [sys.executable, "-m", "llmd.cli", "run", "-c", str(self.config_path)]
+        env = dict(self.env)
+        if self.failpoints is not None:
+            argv.append("--allow-failpoints")
+            env["LLMD_FAILPOINTS"] = self.failpoints
+        log = self.log_path.open("ab")
+        self.process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        log.close()
+        wait_for("the port is bound", self._find_port, 20)
+        if ready:
+            self.wait_ready(timeout)
+        return self
+
+    def _find_port(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"llmd ended with {self.process.returncode}:\n{self.log_text()[-3000:]}")
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            facts = json.loads((self.run_dir / "llmd.lock").read_text())
+            if facts["pid"] == self.process.pid and facts["http"]:
+                self.port = int(facts["http"].rsplit(":", 1)[1].rstrip("/"))
+                return True
+        return False
+
+    def wait_ready(self, timeout: float = 60) -> None:
+        def check() -> bool:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise AssertionError(f"llmd ended with {self.process.returncode}:\n{self.log_text()[-3000:]}")
+            return self.status_code("/readyz") == 200
+
+        try:
+            wait_for("readyz is 200", check, timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log_text()[-3000:]}") from None
+
+    def wait_exit(self, timeout: float = 20) -> int:
+        """Exit status of llmd."""
+        assert self.process is not None
+        return self.process.wait(timeout * SLOW)
+
+    def stop(self, timeout: float = 20) -> int:
+        """SIGTERM and the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait_exit(timeout)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is None:
+            return
+        children = self.children()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    # ------------------------------------------------------------ looking
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def log_text(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def status_code(self, path: str) -> int | None:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(self.url + path, timeout=2).status_code
+        return None
+
+    def children(self) -> list[psutil.Process]:
+        """All live processes below llmd."""
+        if self.process is None or self.process.poll() is not None:
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [p for p in psutil.Process(self.process.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        return []
+
+    def child(self, role: str, rank: int = 0) -> psutil.Process | None:
+        """The live process of a role, by its place in `ps`."""
+        for process in self.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                title = " ".join(process.cmdline())
+                if f"llmd.worker {role} " in title and f"--rank {rank}" in title:
+                    return process
+                if title.startswith(f"llmd: {role}") and (role != "frontend" or title.rstrip().endswith(f"frontend {rank}")):
+                    return process
+        return None
+
+    def pid(self, role: str, rank: int = 0) -> int:
+        return wait_for(f"{role} runs", lambda: self.child(role, rank), 20).pid
+
+    def admin(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        """Call the admin plane."""
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.run_dir / "admin.sock")), timeout=kwargs.pop("timeout", 30)) as client:
+            return client.request(method, f"http://llmd{path}", **kwargs)
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.admin("GET", "/v1/status").json())
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric's series (exact name; labels summed over unless given in `name`)."""
+        total = 0.0
+        for line in httpx.get(self.url + "/metrics", timeout=5).text.splitlines():
+            if line.startswith(name) and line[len(name) : len(name) + 1] in (" ", "{", ""):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+    def requests(self) -> tuple[int, int]:
+        """(running, waiting) as status shows them."""
+        now = self.status()["requests"]
+        return now["running"], now["waiting"]
+
+    # ------------------------------------------------------------ asking
+
+    def complete(self, prompt: str = "hello", **fields: Any) -> httpx.Response:
+        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0} | fields
+        return httpx.post(self.url + "/v1/completions", json=body, timeout=fields.pop("timeout", 60))
+
+    def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0} | fields
+        return httpx.post(self.url + "/v1/chat/completions", json=body, timeout=60)
+
+    def text(self, prompt: str = "hello", **fields: Any) -> str:
+        response = self.complete(prompt, **fields)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["text"])
+
+    def stream(self, prompt: str = "hello", path: str = "/v1/completions", **fields: Any) -> Iterator[dict[str, Any]]:
+        """Events of a streamed completion, without [DONE]; asserts that [DONE] came last."""
+        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": True} | fields
+        done = False
+        with httpx.stream("POST", self.url + path, json=body, timeout=60) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    done = True
+                elif line.startswith("data: "):
+                    assert not done
+                    yield json.loads(line[6:])
+        assert done, "the stream ended without [DONE]"
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether none of these processes is alive (zombies count as gone)."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True

@@ -1,0 +1,45 @@
+"""The embedded model, as a person meets it: banner, the curl line, a sensible answer, reload of weights."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon
+
+REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "reference_greedy.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    config = {"model": {"dtype": "float32"}}
+    with Daemon(tmp_path_factory.mktemp("embedded"), config=config).start(timeout=300) as running:
+        yield running
+        assert running.stop() == 0
+
+
+def test_the_banner_has_a_curl_line_that_answers(daemon: Daemon) -> None:
+    lines = daemon.log_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if "curl " in line)
+    command = lines[start][lines[start].index("curl ") :]
+    while command.endswith("\\"):
+        start += 1
+        command = command[:-1] + lines[start]
+    answer = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
+
+
+def test_greedy_answers_equal_the_reference(daemon: Daemon) -> None:
+    for case in [c for c in REFERENCE["cases"] if c["mode"] == "chat"][:3]:
+        expected = case["f32w"]
+        if expected["min_gap"] < 0.02:
+            continue
+        answer = daemon.chat(case["prompt"], max_tokens=len(expected["token_ids"]))
+        assert answer.json()["choices"][0]["message"]["content"] == expected["text"]
+        assert answer.json()["choices"][0]["finish_reason"] == expected["finish"]
+        assert answer.json()["usage"]["prompt_tokens"] == len(case["prompt_ids"])

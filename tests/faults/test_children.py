@@ -1,0 +1,89 @@
+"""Each child may be killed or stopped: it comes back, and connections that do not depend on it are unharmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.daemon import SLOW, Daemon, gone, wait_for
+
+FAST = {"supervision": {"hang_timeout": "2s", "helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000}}, "model": {"path": "dummy"}}
+
+
+def restarts(daemon: Daemon, role: str) -> int:
+    return sum(p["restarts"] for p in daemon.status()["processes"] if p["role"] == role)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer", "frontend", "control"])
+def test_a_child_that_dies_or_hangs_comes_back(tmp_path: Path, role: str, signum: signal.Signals) -> None:
+    with Daemon(tmp_path, config=FAST, failpoints="").start() as daemon:
+        before = daemon.text()
+        pids = {r: daemon.pid(r) for r in ("scheduler", "detokenizer", "frontend", "control")}
+        os.kill(pids[role], signum)
+        wait_for(f"a new {role}", lambda: (c := daemon.child(role)) and c.pid != pids[role] and gone([pids[role]]), 15)
+        wait_for("readyz is 200", lambda: daemon.status_code("/readyz") == 200, 15)
+        wait_for("an answer", lambda: daemon.complete().status_code == 200, 15)
+        assert daemon.text() == before
+        others = {r: daemon.pid(r) for r in pids if r != role}
+        assert others == {r: pid for r, pid in pids.items() if r != role}, "only the faulty process is replaced"
+        wait_for("the restart is counted", lambda: restarts(daemon, role) == 1, 5)
+        assert daemon.stop() == 0
+
+
+def test_a_killed_scheduler_is_known_at_once_and_streams_end_with_an_error(tmp_path: Path) -> None:
+    with Daemon(tmp_path, config=FAST, failpoints="scheduler.step=delay(20ms)").start() as daemon:
+        events: list[dict] = []
+
+        def read() -> None:
+            events.extend(daemon.stream(max_tokens=100_000 // 50, ignore_eos=True))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_for("the stream runs", lambda: len(events) > 3, 10)
+        os.kill(daemon.pid("scheduler"), signal.SIGKILL)
+        killed = time.monotonic()
+        body = wait_for("readyz is 503", lambda: (r := httpx.get(daemon.url + "/readyz", timeout=2)).status_code == 503 and r.json(), 2, 0.005)
+        assert time.monotonic() - killed < 2 * SLOW
+        assert "scheduler" in body["reason"] and "SIGKILL" in body["reason"], body
+        assert daemon.status_code("/livez") == 200
+        reader.join(10)
+        assert not reader.is_alive(), "the stream must not hang"
+        assert events[-1]["error"]["code"] == "engine_unavailable"
+        daemon.wait_ready(20)
+        wait_for("the restart is counted", lambda: restarts(daemon, "scheduler") == 1, 5)
+        dead = [line for line in daemon.log_text().splitlines() if "SIGKILL" in line and "scheduler" in line and "error" in line.lower()]
+        assert len(dead) == 1, "one ERROR line with role, pid and signal"
+        assert daemon.stop() == 0
+
+
+def test_a_frontend_that_dies_breaks_only_its_own_connections(tmp_path: Path) -> None:
+    config = FAST | {"http": {"port": 0, "workers": 2}}
+    with Daemon(tmp_path, config=config, failpoints="scheduler.step=delay(10ms)").start() as daemon:
+        results: list[str] = []
+
+        def run() -> None:
+            try:
+                events = list(daemon.stream(max_tokens=300, ignore_eos=True))
+                results.append(events[-1]["choices"][0]["finish_reason"] if "choices" in events[-1] else "error")
+            except (httpx.HTTPError, AssertionError):
+                results.append("broken")
+
+        threads = [threading.Thread(target=run) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        wait_for("all run", lambda: daemon.requests()[0] == 16, 10)
+        os.kill(daemon.pid("frontend", 0), signal.SIGKILL)
+        for thread in threads:
+            thread.join(30)
+        assert set(results) <= {"length", "broken"} and len(results) == 16, results
+        assert "length" in results
+        wait_for("the dead frontend's requests are dropped", lambda: daemon.requests() == (0, 0), 5)
+        wait_for("two frontends again", lambda: daemon.child("frontend", 0) and daemon.child("frontend", 1), 10)
+        assert daemon.stop() == 0

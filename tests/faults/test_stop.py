@@ -1,0 +1,154 @@
+"""Stop beats restart; exit statuses tell the truth."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.daemon import SLOW, Daemon, gone, wait_for
+
+DUMMY = {"model": {"path": "dummy"}}
+
+
+def stop_and_kill(directory: Path) -> None:
+    with Daemon(directory, config=DUMMY, failpoints="").start() as daemon:
+        assert daemon.process is not None
+        pids = [p.pid for p in daemon.children()]
+        scheduler = daemon.pid("scheduler")
+        daemon.process.send_signal(signal.SIGTERM)
+        os.kill(scheduler, signal.SIGKILL)
+        seen: set[int] = set()
+        deadline = time.monotonic() + 15 * SLOW
+        while daemon.process.poll() is None and time.monotonic() < deadline:
+            seen |= {p.pid for p in daemon.children()}
+        assert daemon.wait_exit(1) == 0
+        assert seen <= set(pids), "no process came back after the stop began"
+        assert gone(pids)
+
+
+def test_a_stop_and_a_crash_in_the_same_instant(tmp_path: Path) -> None:
+    for _ in range(4):
+        stop_and_kill(tmp_path)
+
+
+@pytest.mark.soak
+def test_fifty_stops_and_crashes_in_the_same_instant(tmp_path: Path) -> None:
+    for _ in range(50):
+        stop_and_kill(tmp_path)
+
+
+def test_a_stop_cuts_a_back_off_short(tmp_path: Path) -> None:
+    config = DUMMY | {"supervision": {"restart": {"max": 100, "backoff": ["20s", "20s", "30s"]}}}
+    with Daemon(tmp_path, config=config, failpoints="").start() as daemon:
+        os.kill(daemon.pid("scheduler"), signal.SIGKILL)
+        wait_for("the scheduler waits", lambda: daemon.child("scheduler") is None, 5)
+        started = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - started < 10 * SLOW
+
+
+@pytest.mark.parametrize("role", ["scheduler", "frontend"])
+def test_without_a_budget_a_dead_child_ends_llmd_with_70(tmp_path: Path, role: str) -> None:
+    with Daemon(tmp_path, config=DUMMY | {"supervision": {"restart": {"max": 0}}}, failpoints="").start() as daemon:
+        pids = [p.pid for p in daemon.children()]
+        os.kill(daemon.pid(role), signal.SIGKILL)
+        assert daemon.wait_exit(10) == 70
+        assert gone(pids)
+        assert f"{role}" in daemon.log_text().splitlines()[-1] and "SIGKILL" in daemon.log_text().splitlines()[-1]
+
+
+def test_readiness_comes_after_the_warm_up(tmp_path: Path) -> None:
+    with Daemon(tmp_path, config=DUMMY, failpoints="scheduler.start=delay(3s)").start(ready=False) as daemon:
+        wait_for("livez is 200", lambda: daemon.status_code("/livez") == 200, 2 + 1)
+        ready = httpx.get(daemon.url + "/readyz", timeout=2)
+        assert ready.status_code == 503 and ready.json()["status"] in ("starting", "loading") and "stage" in ready.json()
+        chat = daemon.chat()
+        assert chat.status_code == 503 and chat.json()["error"]["code"] == "loading" and int(chat.headers["retry-after"]) > 0
+        assert daemon.status_code("/v1/models") == 200
+        daemon.wait_ready()
+        times = []
+        for _ in range(10):
+            started = time.monotonic()
+            assert daemon.chat().status_code == 200
+            times.append(time.monotonic() - started)
+        assert times[0] < 2 * times[9] + 0.1 * SLOW
+        assert daemon.stop() == 0
+
+
+def test_a_busy_port_is_found_before_any_weight_is_read(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.gguf"
+    os.mkfifo(weights)  # whoever opens it hangs
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        daemon = Daemon(tmp_path, config={"model": {"path": str(weights)}, "http": {"port": port}})
+        started = time.monotonic()
+        with daemon, pytest.raises(AssertionError, match="llmd ended with 71"):
+            daemon.start()
+        assert time.monotonic() - started < 2 * SLOW
+        assert f"127.0.0.1:{port}" in daemon.log_text()
+
+
+def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
+    with Daemon(tmp_path, config=DUMMY | {"http": {"port": 0, "drain_timeout": "20s"}}, failpoints="scheduler.step=delay(20ms)").start() as daemon:
+        finished: list[str] = []
+
+        def run() -> None:
+            events = list(daemon.stream(max_tokens=150, ignore_eos=True))
+            finished.append(events[-1]["choices"][0]["finish_reason"])
+
+        threads = [threading.Thread(target=run) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        wait_for("all run", lambda: daemon.requests()[0] == 5, 10)
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_for("readyz is 503", lambda: daemon.status_code("/readyz") == 503, 0.5 + 0.5)
+        assert daemon.status_code("/livez") == 200
+        refused = daemon.chat()
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        assert refused.headers["connection"] == "close" and "retry-after" in refused.headers
+        for thread in threads:
+            thread.join(20)
+        assert finished == ["length"] * 5
+        assert daemon.wait_exit(5) == 0
+
+
+def test_a_second_interrupt_stops_at_once_with_130(tmp_path: Path) -> None:
+    with Daemon(tmp_path, config=DUMMY, failpoints="scheduler.step=delay(20ms)").start() as daemon:
+        events: list[dict] = []
+        reader = threading.Thread(target=lambda: events.extend(daemon.stream(max_tokens=2000, ignore_eos=True)))
+        reader.start()
+        wait_for("the stream runs", lambda: len(events) > 3, 10)
+        assert daemon.process is not None
+        pids = [p.pid for p in daemon.children()]
+        daemon.process.send_signal(signal.SIGINT)
+        wait_for("it drains", lambda: daemon.status_code("/readyz") == 503, 3)
+        daemon.process.send_signal(signal.SIGINT)
+        assert daemon.wait_exit(2 + 1) == 130
+        reader.join(5)
+        assert events[-1]["error"]["code"] == "shutting_down"
+        assert gone(pids)
+        assert "KeyboardInterrupt" not in daemon.log_text()
+
+
+def test_a_second_instance_is_refused(tmp_path: Path) -> None:
+    with Daemon(tmp_path, config=DUMMY, failpoints="").start() as daemon:
+        assert daemon.process is not None
+        argv = [str(a) for a in ("-m", "llmd.cli", "run", "-c", daemon.config_path, "--allow-failpoints")]
+        import sys
+
+        second = subprocess.run([sys.executable, *argv], env=daemon.env, capture_output=True, text=True, timeout=20, check=False)
+        assert second.returncode == 71
+        assert str(daemon.process.pid) in second.stderr
+        assert daemon.complete().status_code == 200
+        assert daemon.stop() == 0
