@@ -1,0 +1,59 @@
+# Needs make, git and Python 3.11 or newer; everything else goes into .venv. `make` alone lists the targets.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: help setup run test check format docs bench soak clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with all that llmd and its tests need
+
+$(STAMP): pyproject.toml
+	@if [ ! -x $(BIN)/python ]; then \
+	  for python in "$$PYTHON" python3 python3.13 python3.12 python3.11; do \
+	    if [ -n "$$python" ] && "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      echo "making $(VENV) with $$("$$python" -V)"; "$$python" -m venv $(VENV) && exit 0; exit 1; \
+	    fi; \
+	  done; \
+	  echo "no Python 3.11 or newer (with venv) found; install one, or say make setup PYTHON=/path/to/python" >&2; exit 1; \
+	fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+run: setup ## run llmd in the foreground; ARGS='-c FILE --set key=value' are passed on
+	@exec $(BIN)/llmd run $(ARGS)
+
+test: setup ## all checks, then all tests; ARGS are passed to pytest
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## bring all files into form
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+docs: setup ## write etc/llmd/llmd.yaml and docs/configuration.md from the fields
+	$(BIN)/python -m llmd.config.docs .
+
+bench: setup ## measure what is in tests/bench; prints numbers, judges nothing
+	@for file in tests/bench/bench_*.py; do \
+	  name=$$(basename "$$file" .py); echo "== $$name"; $(BIN)/python -m "tests.bench.$$name" $(ARGS) || exit 1; \
+	done
+
+soak: setup ## tests that run for minutes
+	$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
