@@ -18,9 +18,9 @@ from llmd.wire.messages import SamplingParams
 #: (logprob, the most likely alternatives as (id, logprob), best first)
 Logprob = tuple[float, tuple[tuple[int, float], ...]]
 
-#: Candidates that top_k and top_p look at first; only a row whose nucleus is larger is sorted whole. A constant, so that the
-#: order among equal logits cannot depend on the batch.
-_CANDIDATES = 1024
+#: How many candidates top_k, top_p and min_p look at, in turns: only a row whose nucleus is larger goes on to the next, at last to
+#: all ids. Constants, so that the order among equal logits cannot depend on the batch.
+_CANDIDATES = (1024, 8192)
 
 
 class Sampler:
@@ -34,7 +34,7 @@ class Sampler:
         if not wanted:
             return []
         known = logits[:, : self._size]
-        finite = torch.isfinite(known).all(dim=-1)
+        finite = _finite(known)
         if not bool(finite.all()):
             known = torch.where(finite[:, None], known, 0.0)
         tokens = self._choose(_ban(known, wanted), wanted)
@@ -50,7 +50,7 @@ class Sampler:
         if not ids:
             return []
         known = logits[: len(ids), : self._size]
-        known = torch.where(torch.isfinite(known).all(dim=-1)[:, None], known, 0.0)
+        known = torch.where(_finite(known)[:, None], known, 0.0)
         return _logprobs(known, ids, k)
 
     def _choose(self, logits: torch.Tensor, wanted: Sequence[SampleRequest]) -> list[int]:
@@ -80,6 +80,11 @@ class Sampler:
                 results[row].logprob, results[row].top = value, top
 
 
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    """[N] whether a row holds neither NaN nor Inf: both show in its extremes, which are found ten times faster than each is tested."""
+    return torch.isfinite(logits.amax(dim=-1)) & torch.isfinite(logits.amin(dim=-1))
+
+
 def _kind(sampling: SamplingParams) -> str:
     if sampling.temperature <= 0.0 or sampling.top_k == 1:
         return "greedy"
@@ -98,7 +103,7 @@ def _ban(logits: torch.Tensor, wanted: Sequence[SampleRequest]) -> torch.Tensor:
 def _probabilities(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> torch.Tensor:
     """softmax(logits / temperature); the maximum is subtracted first, so that no temperature overflows."""
     temperature = _column(logits, [request.sampling.temperature for request in requests], torch.float32)
-    return torch.softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperature, dim=-1)
+    return torch.softmax((logits - logits.amax(dim=-1, keepdim=True)).div_(temperature), dim=-1)
 
 
 def _column(like: torch.Tensor, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
@@ -127,24 +132,30 @@ def _draw_filtered(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> t
     probabilities = _probabilities(logits, requests)
     size = probabilities.shape[-1]
     limits = [request.sampling.top_k if request.sampling.top_k > 0 else size for request in requests]
-    best, ids = probabilities.topk(min(_CANDIDATES, size), dim=-1)
-    enough = _candidates_suffice(best, requests, limits, size)
     chosen = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
-    for complete in (True, False):
-        rows = [row for row, ok in enumerate(enough) if ok == complete]
-        if not rows:
-            continue
-        index = torch.tensor(rows, device=logits.device)
-        ordered, names = (best[index], ids[index]) if complete else probabilities[index].sort(dim=-1, descending=True, stable=True)
-        kept = _filter(ordered, [requests[row] for row in rows], [limits[row] for row in rows])
-        pick = _invert(kept, _uniforms(logits, [requests[row] for row in rows]))
-        chosen[index] = names.gather(-1, pick[:, None]).squeeze(-1)
+    left = list(range(len(requests)))
+    for count in (*(count for count in _CANDIDATES if count < size), size):
+        part = probabilities if len(left) == len(requests) else probabilities[torch.tensor(left, device=logits.device)]
+        best, ids = part.topk(count, dim=-1) if count < size else part.sort(dim=-1, descending=True, stable=True)
+        enough = _candidates_suffice(best, [requests[row] for row in left], [limits[row] for row in left], size)
+        places = [place for place, ok in enumerate(enough) if ok]
+        if places:
+            index = torch.tensor(places, device=logits.device)
+            rows = [left[place] for place in places]
+            kept = _filter(best[index], [requests[row] for row in rows], [limits[row] for row in rows])
+            pick = _invert(kept, _uniforms(logits, [requests[row] for row in rows]))
+            chosen[torch.tensor(rows, device=logits.device)] = ids[index].gather(-1, pick[:, None]).squeeze(-1)
+        left = [row for row, ok in zip(left, enough, strict=True) if not ok]
+        if not left:
+            break
     return chosen
 
 
 def _candidates_suffice(best: torch.Tensor, requests: Sequence[SampleRequest], limits: Sequence[int], size: int) -> list[bool]:
     """Whether no id beyond the candidates can be left after the filters: top_k, or top_p's mass, or min_p's floor ends among them."""
     count = best.shape[-1]
+    if count == size:
+        return [True] * len(requests)
     mass = best.cumsum(dim=-1, dtype=torch.float64)[:, -1].tolist()
     lowest = (best[:, -1] / best[:, 0]).tolist()
     return [
