@@ -46,6 +46,7 @@ def run(context: WorkerContext) -> int:
     except OSError as error:
         raise ResourceError(f"fd 0 of a frontend must be the listening socket: {error.strerror}") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     frontend = Frontend(context)
     frontend.server.run(sockets=[listener])
     return frontend.exit_status
