@@ -46,7 +46,6 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "scheduler.eviction": NotYet("a prefix cache"),
     "http.api_keys_file": NotYet("API keys"),
     "http.admin_key_file": NotYet("the admin key"),
-    "http.strict": NotYet("strict request checking"),
     "admin.listen": NotYet("the admin plane over TCP"),
     "admin.tls_cert": NotYet("the admin plane over TCP"),
     "admin.tls_key": NotYet("the admin plane over TCP"),
