@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from llmd import failpoints
-from llmd.model.batch import Runner, SampleResult
+from llmd.model.batch import Runner, SampleRequest, SampleResult
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
 from llmd.scheduler.arrivals import Arrivals, Limits, Refusal
@@ -91,16 +91,16 @@ class Scheduler:
         began = time.monotonic()
         try:
             failpoints.hit("scheduler.step")
-            results = self._runner.step(batch.forward_batch(self.kv.rows.req_to_token), batch.wanted())
-            self._process(batch, results)
+            wanted = batch.wanted()
+            results = self._runner.step(batch.forward_batch(self.kv.rows.req_to_token), wanted)
+            self._process(batch, wanted, results)
         except Exception:
             log.exception("a step of %d requests failed", len(batch.reqs))
             self._fail_batch(batch)
         self._meter.observe("llmd_scheduler_step_seconds", time.monotonic() - began, phase=batch.phase)
         self._pulse.end()
 
-    def _process(self, batch: ScheduleBatch, results: list[SampleResult]) -> None:
-        wanted = batch.wanted()
+    def _process(self, batch: ScheduleBatch, wanted: list[SampleRequest], results: list[SampleResult]) -> None:
         if len(results) != len(wanted):
             raise RuntimeError(f"the runner gave {len(results)} results for {len(wanted)} requests")
         for req, count in zip(batch.reqs, batch.extend_lens, strict=True):

@@ -14,13 +14,15 @@ from llmd.wire.messages import AbortReq, BatchTokenIDOutput, Message, TokenChunk
 MAX_BACKLOG_TOKENS = 65_536
 #: Errors kept for a frontend that is away; the oldest go first (a new frontend knows none of those requests).
 MAX_BACKLOG_ERRORS = 4096
+#: Messages that ZMQ itself may hold for a peer that does not read; few, since they are lost with the peer and not in our count.
+_HIGH_WATER = 256
 
 
 class _Channel:
     """A PUSH socket and the messages that its peer has not taken yet."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, limit: int | None) -> None:
-        self.socket = sockets.push(context, endpoint)
+        self.socket = sockets.push(context, endpoint, high_water=_HIGH_WATER)
         self.waiting: deque[Message] = deque(maxlen=limit)
 
     def put(self, message: Message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -291,6 +292,30 @@ def test_a_pool_that_cannot_work_ends_with_78_and_says_what_would(start: Start, 
             assert "memory.max_total_tokens: 1024" in text and "model.context_length: 496" in text
         finally:
             engine.__exit__()
+
+
+def test_a_storm_of_aborts_harms_nobody(start: Start) -> None:
+    engine = start(args={"memory": {"max_running_requests": 16, "max_total_tokens": 2048}}, failpoints="scheduler.step=delay(1ms)")
+    chance = random.Random(7)
+    kept: dict[str, list[int]] = {}
+    open_rids: list[str] = []
+    for i in range(400):
+        rid, prompt = f"r{i}", [i % 250, (i + 1) % 250, 7] * chance.randint(1, 20)
+        engine.send(rid, prompt, chance.randint(1, 120))
+        if i % 4 == 0:
+            kept[rid] = prompt
+        else:
+            open_rids.append(rid)
+        if len(open_rids) > 40 or chance.random() < 0.5:
+            engine.abort(open_rids.pop(chance.randrange(len(open_rids))) if open_rids else "never-sent")
+        engine.pump(0)
+    for rid in open_rids:
+        engine.abort(rid)
+    for (_, prompt), answer in zip(kept.items(), engine.wait_over(*kept, timeout=30), strict=True):
+        assert answer.finish is not None and answer.tokens == echo(prompt, len(answer.tokens))
+    assert_idle(engine)
+    assert engine.gauge("llmd_kv_accounting_errors_total") == 0
+    assert "Traceback" not in engine.log.read_text()
 
 
 def assert_idle(engine: Engine) -> None:
