@@ -60,7 +60,7 @@ class Core:
         """Something that others should know at once."""
         self.report_due = asyncio.Event()
         self.newly_ready: list[Worker] = []
-        self.holding = False
+        self.holding = initial == "draining"
         """A drain has been sent to the frontends and not been taken back."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Event()
@@ -103,9 +103,11 @@ class Core:
         """What is being done, in words, and how far it is (0..1)."""
         if self.machine.state == "warming":
             return "warm-up", 0.0
+        if self.engine_up and not self.never_ready:
+            return "", 1.0
         worker = self.slowest()
         if worker is None:
-            return ("", 1.0) if self.engine_up else ("starting processes", 0.0)
+            return "starting processes", 0.0
         return f"{worker.name}: {worker.stage}", min(1.0, worker.done / worker.total) if worker.total > 0 else 0.0
 
     # ------------------------------------------------------------ what comes in

@@ -110,4 +110,3 @@ def _merge(one: HistogramTotals | None, other: HistogramTotals) -> HistogramTota
         return other if one is None or other.counts[-1] >= one.counts[-1] else one
     counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
     return HistogramTotals(one.bounds, counts, one.sum + other.sum)
-

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from llmd.control import audit, reload, verbs
+from llmd.control import audit, drain, reload, verbs
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
 from llmd.control.params import convert
@@ -32,6 +32,9 @@ OperationState = Literal["pending", "running", "succeeded", "partial", "failed",
 
 #: Operations that are remembered for GET /v1/operations.
 KEPT = 200
+
+#: Seconds that a verb waits for a control that has just been replaced to know how things are.
+SETTLED_WITHIN = 5.0
 
 #: Verbs that replace the engine; each excludes all others but `stop`.
 ENGINE_VERBS = frozenset({"reload", "restart"})
@@ -83,6 +86,7 @@ class Operations:
     async def run(self, verb: str, raw: dict[str, Any], peer: Peer, reason: str = "") -> Operation:
         """Run a verb to its end. Raises OperationFailed."""
         operation: Operation | None = None
+        await self._core.until(lambda: self._core.settled, time.monotonic() + SETTLED_WITHIN)
         try:
             kind = verbs.VERBS.get(verb)
             if kind is None:
@@ -102,6 +106,8 @@ class Operations:
         remembered = self._core.remembered
         old, record = remembered.previous_boot, remembered.operation
         if old is None:
+            if record is not None and record.get("verb") == "reload" and self._core.machine.state != "draining":
+                await drain.resume(self._core)  # it may have been draining
             remembered.operation = None
             return
         operation = msgspec.convert(record or {"id": "op-unknown", "verb": "reload", "params": {}, "reason": ""}, Operation)

@@ -21,6 +21,7 @@ import msgspec
 from llmd.control import drain, weights
 from llmd.control.core import Core
 from llmd.control.engine import await_engine
+from llmd.control.supervisor_client import SupervisorAway
 from llmd.control.verbs import ReloadParams, refuse_unless_up
 from llmd.errors import RequestError
 from llmd.plan.spec import Boot
@@ -39,6 +40,7 @@ async def run(core: Core, params: ReloadParams | None, save: Save) -> dict[str, 
     if params is None:
         before = core.remembered.reload_epoch
         old = Boot.load(core.remembered.previous_boot or b"")
+        core.holding = True  # the frontends may still drain for it
         if core.epoch <= before and core.boot != old:
             await core.supervisor.restart_engine("reload")
         elif core.epoch <= before:
@@ -51,11 +53,15 @@ async def run(core: Core, params: ReloadParams | None, save: Save) -> dict[str, 
         boot = await _prepare(core, params)
         old = core.boot
         core.machine.fire("reload", f"to {boot.files.weights_version}")
-        before = await _commit(core, boot, params, save)
     try:
+        if params is not None:
+            before = await _commit(core, boot, params, save)
         fault = await await_engine(core, before, _deadline(core))
         if fault:
-            await _roll_back(core, old, fault, save)
+            await _roll_back(core, old, fault)
+    except SupervisorAway:
+        await _replace_boot(core, old)
+        raise
     finally:
         await _finish(core, save)
     return {"weights_version": core.boot.files.weights_version, "epoch": core.epoch}
@@ -82,7 +88,6 @@ async def _commit(core: Core, boot: Boot, params: ReloadParams, save: Save) -> i
     if mode == "drain":
         left = await drain.drain(core, time.monotonic() + timeout)
         if left:
-            await _finish(core, save)
             raise RequestError(f"{left} requests have not finished within {timeout:g} s; the old weights go on", code="timeout")
     before = core.epoch
     core.remembered.previous_boot, core.remembered.reload_epoch = core.boot.dump(), before
@@ -92,7 +97,7 @@ async def _commit(core: Core, boot: Boot, params: ReloadParams, save: Save) -> i
     return before
 
 
-async def _roll_back(core: Core, old: Boot, fault: str, save: Save) -> None:
+async def _roll_back(core: Core, old: Boot, fault: str) -> None:
     log.error("the new weights did not come up, going back to %s: %s", old.files.weights_version, fault)
     before = core.epoch
     await _replace_boot(core, old)

@@ -14,6 +14,9 @@ from llmd.config.server_args import SupervisionArgs
 from llmd.control.snapshot import Snapshot
 from llmd.control.table import Worker
 
+#: Seconds of silence that any process may take while it starts: an import can hold the interpreter that long on a busy machine.
+START_SILENCE = 30.0
+
 
 class Verdict(Struct, frozen=True):
     """`name` (with `pid`) has stopped."""
@@ -42,8 +45,7 @@ def limit_of(role: str, limits: SupervisionArgs) -> float:
 
 
 def _silent(worker: Worker, limits: SupervisionArgs, now: float) -> Verdict | None:
-    # While a process starts, an import may hold the interpreter for seconds: the wide limit for all roles.
-    limit = limit_of(worker.role, limits) if worker.ready else max(limits.hang_timeout, limits.helper_timeout)
+    limit = limit_of(worker.role, limits) if worker.ready else min(limits.startup_timeout, max(limits.hang_timeout, START_SILENCE))
     silence = now - worker.heard_at
     return _verdict(worker, f"no heartbeat for {silence:.1f} s") if silence > limit else None
 

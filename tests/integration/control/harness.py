@@ -78,7 +78,7 @@ class FakeSupervisor:
         self.drain_left_s: float | None = None
         self.pid = 1
         self.processes: dict[str, dict[str, Any]] = {
-            p.name: {"name": p.name, "role": p.role, "rank": p.rank, "group": p.group, "pid": 0, "state": "starting", "incarnation": 0, "restarts": 0, "uptime_s": 0.1}
+            p.name: {"name": p.name, "role": p.role, "rank": p.rank, "group": p.group, "pid": 0, "state": "starting", "incarnation": 0, "uptime_s": 0.1}
             for p in boot.processes
         }
         self._boot = boot
@@ -174,7 +174,10 @@ class Stage:
         self.supervisor = FakeSupervisor(self.boot)
         self.workers: list[FakeWorker] = []
         self.control: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(ports.admin_socket)), base_url="http://admin", timeout=20.0)
+        self.http = self._client()
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.boot.ports.admin_socket)), base_url="http://admin", timeout=20.0)
 
     def start_control(self, incarnation: int = 1) -> subprocess.Popen[bytes]:
         env = {**os.environ, "LLMD_INCARNATION": str(incarnation), "LLMD_SUPERVISOR_PID": str(os.getpid())}
@@ -229,6 +232,8 @@ class Stage:
             if pipe is not None:
                 pipe.close()
         self.control = None
+        self.http.close()
+        self.http = self._client()
         return status
 
     def close(self) -> None:

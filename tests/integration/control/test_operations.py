@@ -1,0 +1,290 @@
+"""The admin plane over its socket: verbs, conflicts, errors, audit, reload with roll-back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llmd.plan.spec import Boot
+from tests.integration.control.harness import READY_INFO, FakeWorker, Stage, stage, wait_for
+
+Trio = tuple[Stage, FakeWorker, FakeWorker]
+
+
+@pytest.fixture
+def daemon() -> Iterator[Trio]:
+    """A ready daemon, its scheduler and its frontend."""
+    with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory)) as made:
+        made.start_control()
+        scheduler, _, frontend = made.to_ready()
+        yield made, scheduler, frontend
+
+
+def error(response: httpx.Response, status: int, code: str | None, param: str | None = None) -> dict[str, Any]:
+    """Check the envelope; its inside."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body: dict[str, Any] = response.json()["error"]
+    assert {"message", "type", "param", "code", "hint", "operation_id"} <= body.keys()
+    assert (body["code"], body["param"]) == (code, param), body
+    return body
+
+
+def audit(daemon: Stage) -> list[dict[str, Any]]:
+    lines = (Path(daemon.boot.state_dir) / "audit.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_flush_reports_pages_busy_conflict_and_timeout(daemon: Trio) -> None:
+    made, scheduler, _ = daemon
+    scheduler.answers["flush"] = {"pages_freed": 7}
+    done = made.http.post("/v1/flush", json={"reason": "nightly"}).json()
+    assert (done["state"], done["data"], len(done["results"])) == ("succeeded", {"pages_freed": 7}, 1)
+    scheduler.answers["flush"] = ("busy", {"running": 2, "waiting": 1})
+    refused = error(made.http.post("/v1/flush"), 409, "busy")
+    assert "running=2, waiting=1" in refused["message"]
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(made.http.post, "/v1/flush?timeout_s=1")
+        wait_for(lambda: (made.status()["operation"] or {}).get("verb") == "flush", "flush runs")
+        error(made.http.post("/v1/flush", json={"timeout_s": 1}), 409, "flush_in_progress")
+        error(waiting.result(), 409, "timeout")
+    assert 0.9 < time.monotonic() - began < 3
+    first, second, *_ = audit(made)
+    assert (first["uid"], first["gid"], first["pid"]) == (os.getuid(), os.getgid(), os.getpid())
+    assert (first["verb"], first["reason"], first["result"]) == ("flush", "nightly", "succeeded")
+    assert (second["result"], second["code"]) == ("failed", "busy")
+    wait_for(lambda: made.metric('llmd_operations_total{verb="flush",result="succeeded"}') == 1, "metric")
+
+
+def test_flush_waits_for_work_to_end(daemon: Trio) -> None:
+    made, scheduler, _ = daemon
+    scheduler.answers["flush"] = ("busy", {"running": 1, "waiting": 0})
+    timer = threading.Timer(0.5, lambda: scheduler.answers.update(flush={"pages_freed": 1}))
+    timer.start()
+    assert made.http.post("/v1/flush?timeout_s=10").status_code == 200
+    timer.join()
+
+
+def test_drain_and_resume(daemon: Trio) -> None:
+    made, _, frontend = daemon
+    frontend.answers["drain"] = {"inflight": 1}
+    assert made.http.post("/v1/drain").json()["state"] == "succeeded"
+    assert made.status()["state"] == "draining"
+    error(made.http.post("/v1/drain", json={"timeout_s": 0.3}), 409, "timeout")
+    frontend.answers["drain"] = {"inflight": 0}
+    assert made.http.post("/v1/drain", json={"timeout_s": 5}).status_code == 200
+    assert made.http.post("/v1/resume").status_code == 200
+    assert made.status()["state"] == "ready"
+    assert frontend.verbs()[-1] == "resume"
+
+
+def test_a_drain_outlives_control(daemon: Trio) -> None:
+    made, _, frontend = daemon
+    made.http.post("/v1/drain")
+    made.kill_control()
+    made.start_control(incarnation=2)
+    made.wait_state("draining")
+    assert made.http.post("/v1/resume").status_code == 200
+    assert frontend.verbs()[-1] == "resume"
+
+
+def test_restart_waits_for_the_new_epoch(daemon: Trio) -> None:
+    made, scheduler, _ = daemon
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.http.post, "/v1/restart")
+        wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
+        error(made.http.post("/v1/restart"), 409, "busy")
+        scheduler.link.close()
+        made.supervisor.died("scheduler-0", reason="reload")
+        made.supervisor.epoch = 2
+        made.worker("scheduler", pid=201, incarnation=2, epoch=2).link.ready(READY_INFO)
+        assert answer.result().json()["data"] == {"epoch": 2}
+    assert made.status()["state"] == "ready"
+
+
+def test_stop_sends_the_supervisor_its_signal(daemon: Trio) -> None:
+    made, _, _ = daemon
+    error(made.http.post("/v1/stop"), 503, "engine_unavailable")  # the pid it reports is not control's parent
+    got = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: got.set())
+    try:
+        made.supervisor.pid = os.getpid()
+        wait_for(lambda: made.status()["processes"][0]["pid"] == os.getpid(), "snapshot")
+        assert made.http.post("/v1/stop").status_code == 200
+        wait_for(got.is_set, "SIGTERM")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def new_engine(made: Stage, old: FakeWorker, epoch: int) -> FakeWorker:
+    old.link.close()
+    made.supervisor.died("scheduler-0", reason="reload")
+    made.supervisor.epoch = epoch
+    fresh = made.worker("scheduler", pid=200 + epoch, incarnation=epoch, epoch=epoch)
+    fresh.link.ready(READY_INFO)
+    return fresh
+
+
+def test_reload_drains_commits_and_shows_the_version(daemon: Trio) -> None:
+    made, scheduler, frontend = daemon
+    prime(made)
+    frontend.answers["drain"] = {"inflight": 0}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.http.post, "/v1/reload", json={"path": "dummy", "version": "v2"})
+        wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
+        assert made.status()["state"] == "reloading"
+        error(made.http.post("/v1/flush"), 409, "reload_in_progress")
+        error(made.http.post("/v1/reload", json={"path": "dummy"}), 409, "reload_in_progress")
+        assert Boot.load(made.boot.ports.boot.read_bytes()).files.weights_version == "v2"
+        new_engine(made, scheduler, 2)
+        assert answer.result().json()["data"] == {"weights_version": "v2", "epoch": 2}
+    status = made.status()
+    assert (status["state"], status["weights_version"]) == ("ready", "v2")
+    assert frontend.verbs()[-1] == "resume"
+    wait_for(lambda: made.metric('llmd_weights_info{version="v2"}') == 1, "metric")
+
+
+def test_reload_rolls_back_when_the_new_engine_fails(daemon: Trio) -> None:
+    made, scheduler, frontend = daemon
+    prime(made)
+    before = made.boot.ports.boot.read_bytes()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.http.post, "/v1/reload", json={"path": "dummy", "version": "v2", "mode": "now"})
+        wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
+        scheduler.link.close()
+        made.supervisor.epoch = 2
+        made.supervisor.died("scheduler-0", status=78, reason="exit")
+        wait_for(lambda: len(made.supervisor.called("restartEngine")) == 2, "restart of the old")
+        assert made.boot.ports.boot.read_bytes() == before
+        made.supervisor.epoch = 3
+        made.supervisor.processes["scheduler-0"]["last_exit"]["age_s"] = 100.0
+        made.worker("scheduler", pid=203, incarnation=3, epoch=3).link.ready(READY_INFO)
+        body = answer.result()
+    error(body, 500, "internal_error")
+    operation = body.json()["operation"]
+    assert operation["state"] == "rolled_back"
+    assert "exited with status 78" in operation["message"]
+    assert made.http.get(f"/v1/operations/{operation['id']}").json()["state"] == "rolled_back"
+    assert made.wait_state("ready")["weights_version"] == made.boot.files.weights_version
+    assert frontend.verbs()[-1] == "freeze"
+
+
+def test_a_replaced_control_finishes_the_reload(daemon: Trio) -> None:
+    made, scheduler, frontend = daemon
+    prime(made)
+    frontend.answers["drain"] = {"inflight": 0}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.http.post, "/v1/reload", json={"path": "dummy", "version": "v2"})
+        wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
+        made.kill_control()
+        with pytest.raises(httpx.TransportError):
+            answer.result()
+    new_engine(made, scheduler, 2)
+    made.start_control(incarnation=2)
+    assert made.wait_state("ready")["weights_version"] == "v2"
+    wait_for(lambda: frontend.verbs()[-1] == "resume", "resume")
+    wait_for(lambda: [o["state"] for o in made.http.get("/v1/operations").json()["operations"]] == ["succeeded"], "operation")
+
+
+def test_reload_that_cannot_drain_in_time_leaves_everything(daemon: Trio) -> None:
+    made, _, frontend = daemon
+    prime(made)
+    frontend.answers["drain"] = {"inflight": 1}
+    error(made.http.post("/v1/reload", json={"path": "dummy", "timeout_s": 0.3}), 409, "timeout")
+    assert made.supervisor.called("restartEngine") == []
+    assert made.wait_state("ready")["weights_version"] == made.boot.files.weights_version
+    assert frontend.verbs()[-1] == "resume"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({}, 400, None, "path"),
+        ({"path": None}, 400, None, "path"),
+        ({"path": "relative"}, 400, None, "path"),
+        ({"path": "/etc/passwd"}, 403, "forbidden", "path"),
+        ({"path": "dummy", "mode": "later"}, 400, None, "mode"),
+        ({"path": "dummy", "version": ""}, 400, None, "version"),
+        ({"path": "dummy", "colour": 1}, 400, None, "colour"),
+        ({"path": "dummy", "timeout_s": "soon"}, 400, None, "timeout_s"),
+    ],
+)
+def test_reload_refuses_by_name(daemon: Trio, body: dict[str, Any], status: int, code: str | None, param: str) -> None:
+    made, _, _ = daemon
+    error(made.http.post("/v1/reload", json=body), status, code, param)
+    assert made.status()["state"] == "ready"
+
+
+def test_reload_of_a_missing_path_and_of_other_shapes(daemon: Trio) -> None:
+    made, _, _ = daemon
+    cache = Path(made.boot.cache_dir)
+    cache.mkdir(exist_ok=True)
+    error(made.http.post("/v1/reload", json={"path": str(cache / "none")}), 404, "not_found", "path")
+    empty = cache / "empty"
+    empty.mkdir()
+    error(made.http.post("/v1/reload", json={"path": str(empty)}), 400, None, "path")
+    # The running model's facts in this test are not those of the checked one.
+    body = error(made.http.post("/v1/reload", json={"path": "dummy"}), 409, "incompatible_weights", "path")
+    assert "context_length" in body["message"]
+
+
+def test_every_answer_has_the_envelope_and_browsers_are_refused(daemon: Trio) -> None:
+    made, _, _ = daemon
+    error(made.http.get("/v1/nowhere"), 404, "not_found")
+    error(made.http.delete("/v1/status"), 405, "method_not_allowed")
+    error(made.http.get("/v1/operations/op-none"), 404, "not_found")
+    error(made.http.post("/v1/flush", content=b"{"), 400, "invalid_json")
+    error(made.http.post("/v1/flush", content=b"[" * 100_000), 400, "invalid_json")
+    error(made.http.post("/v1/flush", content=b" " * (2**20 + 1)), 413, "request_too_large")
+    error(made.http.post("/v1/flush?timeout_s=nan"), 400, None, "timeout_s")
+    for header in ("Origin", "Referer", "Sec-Fetch-Site"):
+        error(made.http.get("/v1/status", headers={header: "http://localhost"}), 403, "forbidden")
+
+
+def test_the_socket_is_for_its_owner_alone_without_a_group(daemon: Trio) -> None:
+    made, _, _ = daemon
+    mode = made.boot.ports.admin_socket.lstat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+
+
+def prime(made: Stage) -> None:
+    """Have control run with the facts that the check of `dummy` finds."""
+    files = check_dummy(made)
+    made.kill_control()
+    object.__setattr__(made, "boot", replace_files(made.boot, files))
+    made.boot.ports.boot.write_bytes(made.boot.dump())
+    made.start_control(incarnation=2)
+    made.wait_state("ready")
+
+
+def check_dummy(made: Stage) -> Any:
+    import subprocess
+    import sys
+
+    import msgspec
+
+    from llmd.plan.spec import ModelFiles
+
+    request = msgspec.json.encode({"args": made.boot.args, "cache_dir": made.boot.cache_dir})
+    done = subprocess.run([sys.executable, "-m", "llmd.store.check"], input=request, capture_output=True, check=True, timeout=30)
+    return msgspec.json.decode(done.stdout, type=ModelFiles)
+
+
+def replace_files(boot: Boot, files: Any) -> Boot:
+    import msgspec
+
+    return msgspec.structs.replace(boot, files=files)
