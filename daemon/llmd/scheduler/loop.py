@@ -183,10 +183,13 @@ class Scheduler:
         self._output.refuse(req.rid, req.source.frontend, why.code, why.message, why.param)
 
     def frontend_gone(self, frontend: int) -> int:
-        """Abort all that a dead frontend owned; returns how many."""
-        gone = [req.rid for req in (*self.decode.running.values(), *self.waiting) if req.source.frontend == frontend]
-        for rid in gone:
-            self.abort(rid)
+        """End all that a dead frontend owned; returns how many.
+
+        Its successor, which knows none of them, ignores the errors; should it have sent a request already, that one is told.
+        """
+        gone = [req for req in (*self.decode.running.values(), *self.waiting) if req.source.frontend == frontend]
+        for req in gone:
+            self.fail(req, Refusal("engine_unavailable", "the process that held this request has been replaced"))
         return len(gone)
 
     def _expire(self) -> None:

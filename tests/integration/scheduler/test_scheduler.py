@@ -139,7 +139,8 @@ def test_a_dead_frontends_requests_are_aborted(start: Start) -> None:
     engine.until("both run", lambda: engine.answers["theirs"].tokens and engine.answers["ours"].tokens, 5)
     assert engine.command("frontend_gone", frontend=1).data == {"aborted": 1}
     assert engine.wait_over("ours")[0].tokens == [2] * 100
-    assert not engine.answers["theirs"].over
+    assert engine.answers["theirs"].finish is None
+    assert engine.forgotten == ["theirs"]
     assert_idle(engine)
 
 
