@@ -1,0 +1,55 @@
+"""A model runner driven by hand: slots given out in a shuffled order, requests extended token by token or chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
+from llmd.model.loader import LoadedModel, load_model
+from llmd.model.runner import ModelRunner
+from llmd.plan.spec import Boot
+from llmd.sampling.sampler import Sampler
+from llmd.wire.messages import SamplingParams
+
+
+class Stepper:
+    """Rows 1..requests of a small pool whose slots are out of order."""
+
+    def __init__(self, boot: Boot, *, requests: int = 8, context: int = 256, seed: int = 0) -> None:
+        self.model: LoadedModel = load_model(boot, lambda stage, done, total: None)
+        slots = requests * context
+        order = np.random.default_rng(seed).permutation(np.arange(1, slots + 1)).astype(np.int32)
+        self.req_to_token = np.zeros((requests + 1, context), dtype=np.int32)
+        self.req_to_token[1:] = order.reshape(requests, context)
+        self.runner = ModelRunner(self.model, slots + 1, self.req_to_token, Sampler(boot.files.tokenizer_size))
+        self.lengths = np.zeros(requests + 1, dtype=np.int64)
+
+    def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
+        """One forward pass that appends `new` tokens to each row; the next token of each, greedily. `wanted` goes into SampleRequest."""
+        ids, positions, slots = [], [], []
+        for row, tokens in new.items():
+            start = int(self.lengths[row])
+            self.lengths[row] += len(tokens)
+            ids += tokens
+            positions += range(start, start + len(tokens))
+            slots += self.req_to_token[row, start : start + len(tokens)].tolist()
+        rows = np.array(list(new), dtype=np.int64)
+        batch = ForwardBatch(
+            input_ids=np.array(ids, dtype=np.int64),
+            positions=np.array(positions, dtype=np.int64),
+            out_cache_loc=np.array(slots, dtype=np.int64),
+            req_pool_indices=rows,
+            seq_lens=self.lengths[rows],
+            extend_lens=np.array([len(tokens) for tokens in new.values()], dtype=np.int64),
+        )
+        greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
+        requests = [SampleRequest(row=index, sampling=greedy, position=0, **wanted) for index in range(len(rows))]
+        return dict(zip(new, self.runner.step(batch, requests), strict=True))
+
+    def prompt_logprobs(self, row: int, ids: list[int]) -> list[float]:
+        """Log-probability of each id but the first, the prompt computed in one step."""
+        found = self.step({row: ids}, logprobs=0, prompt_logprob_ids=ids[1:])[row].prompt_logprobs
+        assert found is not None
+        return [value for value, _ in found]
