@@ -1,0 +1,144 @@
+"""`llmd`: run, check, pull, models, version. The control command of a running llmd is `llmctl`.
+
+Each verb imports what it needs when it runs. Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from llmd import __version__
+from llmd.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, LlmdError
+
+_EXITS = """\b
+Exit status:
+  0    asked to stop (SIGTERM, SIGINT, llmctl stop)
+  2    bad command line
+  70   gave up: crash budget spent, engine lost, internal error
+  71   OS resource: port, socket path, run directory, lock, file descriptors
+  78   this configuration or these model files can never work
+  130  second SIGINT: stopped at once
+"""
+
+config_option = click.option("-c", "--config", "config_file", metavar="FILE", help="Configuration file (YAML). Default: $LLMD_CONFIG, else none.")
+set_option = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Set one key, for example --set http.port=8080. May be repeated.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def llmd() -> None:
+    """An LLM server that an operator runs the way they run a database."""
+
+
+@llmd.command(epilog=_EXITS)
+@config_option
+@set_option
+@click.option("--model", metavar="PATH", help="Short for --set model.path=PATH.")
+@click.option("--host", help="Short for --set http.host=HOST.")
+@click.option("--port", help="Short for --set http.port=PORT.")
+@click.option("--allow-failpoints", is_flag=True, help="Let LLMD_FAILPOINTS provoke faults. For tests.")
+def run(config_file: str | None, overrides: tuple[str, ...], model: str | None, host: str | None, port: str | None, allow_failpoints: bool) -> int:
+    """Run llmd in the foreground until it is asked to stop."""
+    from llmd.supervisor.main import RunOptions
+    from llmd.supervisor.main import run as supervise
+
+    short = {"model.path": model, "http.host": host, "http.port": port}
+    overrides += tuple(f"{key}={value}" for key, value in short.items() if value is not None)
+    return supervise(RunOptions(config_file=config_file, overrides=overrides, allow_failpoints=allow_failpoints))
+
+
+@llmd.command()
+@config_option
+@set_option
+@click.option("--print", "show", is_flag=True, help="Print the effective configuration as YAML, with each value's source.")
+@click.option("--allow-failpoints", is_flag=True, hidden=True)
+def check(config_file: str | None, overrides: tuple[str, ...], show: bool, allow_failpoints: bool) -> int:
+    """Check the configuration and the model's files; print the plan. Starts nothing."""
+    from llmd.config.check import check_args
+    from llmd.config.load import load_config
+
+    loaded = load_config(config_file, list(overrides), os.environ)
+    check_args(loaded.args, allow_failpoints=allow_failpoints)
+    if show:
+        from llmd.config.show import render
+
+        click.echo(render(loaded), nl=False)
+        return EXIT_OK
+    from llmd.supervisor.planview import describe
+
+    click.echo(describe(loaded.args, os.environ), nl=False)
+    return EXIT_OK
+
+
+@llmd.command()
+@click.argument("name")
+@config_option
+@set_option
+@click.option("--cache-dir", type=click.Path(path_type=Path), hidden=True)
+def pull(name: str, config_file: str | None, overrides: tuple[str, ...], cache_dir: Path | None) -> int:
+    """Fetch a model by name, verified, into the cache."""
+    from llmd.store.pull import pull as fetch
+
+    path = fetch(name, cache_dir or _cache_dir(config_file, overrides), lambda line: click.echo(f"llmd: {line}", err=True))
+    click.echo(str(path))
+    return EXIT_OK
+
+
+@llmd.command()
+@config_option
+@set_option
+def models(config_file: str | None, overrides: tuple[str, ...]) -> int:
+    """List the models that can be pulled, and those that have been."""
+    from llmd.store.catalog import list_models
+
+    for entry in list_models(_cache_dir(config_file, overrides)):
+        click.echo(f"{entry.name}\t{entry.size / 2**20:.0f} MiB\t{entry.path or '(not pulled)'}\t{entry.text}")
+    return EXIT_OK
+
+
+@llmd.command()
+def version() -> int:
+    """Print the version."""
+    click.echo(f"llmd {__version__}")
+    return EXIT_OK
+
+
+def _cache_dir(config_file: str | None, overrides: tuple[str, ...]) -> Path:
+    from llmd.config.load import load_config
+    from llmd.config.resolve import resolve_dirs
+
+    return Path(resolve_dirs(load_config(config_file, list(overrides), os.environ).args, os.environ).cache_dir)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Every way out is an exit status of the contract."""
+    try:
+        status = llmd.main(args=argv, prog_name="llmd", standalone_mode=False)
+        return status if isinstance(status, int) else EXIT_OK
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except LlmdError as error:
+        _show(error)
+        return error.exit_status
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return LlmdError.exit_status
+
+
+def _show(error: LlmdError) -> None:
+    for line in getattr(error, "faults", None) or error.message.splitlines():
+        click.echo(f"llmd: {line}", err=True)
+    if error.hint:
+        click.echo(f"llmd: hint: {error.hint}", err=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What the supervisor knows of each child: how often it was started, how it ended. The table behind status and last_exit."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from llmd.plan.spec import ProcessSpec
+
+Reason = Literal["exit", "signal", "hang", "stop", "reload", "spawn"]
+
+
+class LastExit(Struct, frozen=True):
+    """How the latest ended incarnation of a process ended."""
+
+    status: int
+    """Negative: the signal's number."""
+    reason: Reason
+    at: float
+    """Monotonic."""
+    stderr: str
+    """Its last lines."""
+
+    def describe(self) -> str:
+        """`status 3`, `signal 9 (SIGKILL)`."""
+        if self.reason == "spawn":
+            return "could not be started"
+        return describe_status(self.status)
+
+
+class Child:
+    """One process of the plan, over all its incarnations."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self.incarnation = 0
+        self.started_at = 0.0
+        self.expected: tuple[int, Reason] | None = None
+        """(pid, reason) when we are about to end it ourselves."""
+        self.last_exit: LastExit | None = None
+
+    def starts(self, now: float) -> None:
+        """A new incarnation begins."""
+        self.incarnation += 1
+        self.started_at = now
+        self.expected = None
+
+    def ends(self, pid: int, status: int, administrative: bool, now: float, stderr: str) -> LastExit:
+        """Incarnation `pid` has been reaped."""
+        reason: Reason = "signal" if status < 0 else "exit"
+        if self.expected is not None and self.expected[0] == pid:
+            reason = self.expected[1]
+        elif administrative:
+            reason = "stop"
+        self.expected = None
+        self.last_exit = LastExit(status, reason, now, stderr)
+        return self.last_exit
+
+    def snapshot(self, pid: int, state: str, now: float, backoff_s: float) -> dict[str, Any]:
+        """As `llmd.report` shows it."""
+        last = self.last_exit
+        return {
+            "name": self.spec.name,
+            "role": self.spec.role,
+            "rank": self.spec.rank,
+            "group": self.spec.group,
+            "pid": pid,
+            "state": state,
+            "incarnation": self.incarnation,
+            "restarts": max(0, self.incarnation - 1),
+            "uptime_s": round(now - self.started_at, 3) if pid else 0.0,
+            "last_exit": last and {"status": last.status, "reason": last.reason, "age_s": round(now - last.at, 3), "stderr": last.stderr},
+            "backoff_s": round(backoff_s, 3),
+        }
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"signal {-status}"

@@ -1,0 +1,98 @@
+"""Puts the parts together: specs and settings in, the exit status out. What `main` and the tests start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from llmd.plan.ports import PortArgs
+from llmd.plan.spec import ProcessSpec
+from llmd.supervisor import conf, patches, rundir
+from llmd.supervisor.core import Core, Report, Settings
+from llmd.supervisor.environ import child_env
+from llmd.supervisor.logsink import LogSink
+from llmd.supervisor.loop import LlmdSupervisor, seconds_left_of
+from llmd.supervisor.notify import Notifier
+from llmd.supervisor.options import LlmdOptions
+from llmd.supervisor.os_seam import Os
+
+log = logging.getLogger(__name__)
+
+
+class Embedding:
+    """One supervisord in this process, which must have one thread and the run directory's lock."""
+
+    def __init__(
+        self,
+        specs: tuple[ProcessSpec, ...],
+        settings: Settings,
+        *,
+        ports: PortArgs,
+        listener: socket.socket,
+        backlog: int,
+        env: Mapping[str, str],
+        sink: LogSink,
+        notifier: Notifier,
+        os_: Os,
+        on_ready: Callable[[Report], None],
+    ) -> None:
+        self._ports = ports
+        self._os = os_
+        by_name = {spec.name: spec for spec in specs}
+        rundir.write_file(ports.supervisord_conf, conf.render(specs, settings.stop_timeout).encode())
+        parent = os_.pid()
+
+        def env_of(name: str) -> dict[str, str]:
+            return child_env(env, by_name[name].env, incarnation=self.core.children[name].incarnation, epoch=self.core.epoch, parent=parent)
+
+        self._supervisor: LlmdSupervisor | None = None
+        left = seconds_left_of(lambda: self._supervisor)
+        options = LlmdOptions(ports.supervisord_conf, by_name, os_=os_, listener=listener, backlog=backlog, child_env=env_of, seconds_left=left)
+        patches.apply(sink, options.exit_code)
+        supervisor = LlmdSupervisor(options, sink)
+        self.core = Core(specs, settings, supervisor, os_=os_, notifier=notifier, tail=sink.tail, on_ready=on_ready, on_state=self.write_state)
+        supervisor.core = self.core
+        self._supervisor = supervisor
+
+    def run(self) -> int:
+        """Until everything has stopped. Returns the exit status."""
+        assert self._supervisor is not None
+        self.write_state("starting", "", "")
+        try:
+            status = self._supervisor.main()
+        except BaseException:
+            self._kill_all()
+            self.write_state("failed", "", "internal error")
+            raise
+        self.write_state("failed" if status not in (0, 130) else "stopped", "", "\n".join(self.core.last_words[:1]))
+        return status
+
+    def write_state(self, state: str, stage: str, reason: str) -> None:
+        """RUN/state.json: what llmctl shows when nobody answers."""
+        try:
+            rundir.write_file(self._ports.last_state, json.dumps({"state": state, "stage": stage, "reason": reason, "at": self._os.wall()}).encode(), 0o640)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._ports.last_state, os.strerror(error.errno or 0))
+
+    def _kill_all(self) -> None:
+        assert self._supervisor is not None
+        for name in self.core.children:
+            with contextlib.suppress(KeyError):
+                pid = self._supervisor.pid(name)
+                if pid:
+                    self._os.kill_group(pid, 9)
+
+
+def sink_for(log_dir: Path | None, os_: Os, fd: int = 2) -> LogSink:
+    """The sink, with files in `log_dir` if it can be made."""
+    if log_dir is not None:
+        try:
+            log_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError:
+            log_dir = None
+    return LogSink(os_, log_dir, fd)

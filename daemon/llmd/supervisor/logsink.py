@@ -1,0 +1,159 @@
+"""Where all log lines go: stderr, as long as somebody reads it, and one file a process. Never blocks.
+
+Each process's last 4 KiB are kept for `last_exit` and for the last message of a llmd that gives up. Lines of different
+processes never mix: a line is passed on when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import IO
+
+from llmd.supervisor.os_seam import Os
+
+TAIL_BYTES = 4096
+#: POSIX: a pipe that is ready takes this much at once.
+PIPE_BUF = 4096
+#: A longer line is passed on in pieces.
+LINE_LIMIT = 64 * 1024
+FILE_LIMIT = 8 * 2**20
+
+
+class LogFile:
+    """LOG/NAME.log, and LOG/NAME.log.1 before it: 8 MiB each. A disk that is full or gone loses lines, never llmd."""
+
+    def __init__(self, path: Path, limit: int = FILE_LIMIT) -> None:
+        self._path = path
+        self._limit = limit
+        self._file: IO[bytes] | None = None
+        self._size = 0
+        self.lost = 0
+
+    def write(self, data: bytes) -> None:
+        """Append whole lines."""
+        try:
+            if self._file is None:
+                self._open()
+            elif self._size + len(data) > self._limit:
+                self.close()
+                os.replace(self._path, f"{self._path}.1")
+                self._open()
+            assert self._file is not None
+            self._file.write(data)
+            self._size += len(data)
+        except OSError:
+            self.lost += 1
+            self.close()
+
+    def close(self) -> None:
+        """Close; the next write opens it again (SIGUSR2: somebody has renamed it)."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _open(self) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        self._file = os.fdopen(fd, "ab", buffering=0)
+        self._size = os.fstat(fd).st_size
+
+
+class LogSink:
+    """Takes bytes by process name."""
+
+    def __init__(self, os_: Os, directory: Path | None, fd: int = 2) -> None:
+        self._os = os_
+        self._fd = fd
+        self._directory = directory
+        self._files: dict[str, LogFile] = {}
+        self._tails: dict[str, bytes] = {}
+        self._partial: dict[str, bytes] = {}
+        self._torn = False
+        self.dropped = 0
+        """Lines that stderr did not take."""
+        self._unreported = 0
+
+    def feed(self, name: str, data: bytes) -> None:
+        """Output of a process, in pieces of any size."""
+        self._tails[name] = (self._tails.get(name, b"") + data)[-TAIL_BYTES:]
+        lines, newline, rest = (self._partial.pop(name, b"") + data).rpartition(b"\n")
+        if len(rest) > LINE_LIMIT:
+            lines, newline, rest = lines + newline + rest, b"\n", b""
+        if rest:
+            self._partial[name] = rest
+        if newline:
+            self._pass_on(name, lines + newline)
+
+    def finish(self, name: str) -> None:
+        """The process has ended: pass on a last line without its end."""
+        rest = self._partial.pop(name, b"")
+        if rest:
+            self._pass_on(name, rest + b"\n")
+
+    def forget(self, name: str) -> None:
+        """A new process of that name starts: its tail begins empty."""
+        self._tails.pop(name, None)
+
+    def tail(self, name: str, lines: int = 20) -> list[str]:
+        """The last lines a process wrote."""
+        text = self._tails.get(name, b"").decode("utf-8", "replace")
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def reopen(self) -> None:
+        """Open the files anew."""
+        for file in self._files.values():
+            file.close()
+
+    def _pass_on(self, name: str, lines: bytes) -> None:
+        self._to_file(name, lines)
+        if self._unreported:
+            note = b"llmd: %d log lines were dropped: nobody read standard error\n" % self._unreported
+            if not self._to_stderr(b"\n" + note if self._torn else note):
+                self._drop(lines)
+                return
+            self._unreported, self._torn = 0, False
+        if not self._to_stderr(lines):
+            self._drop(lines)
+
+    def _to_file(self, name: str, lines: bytes) -> None:
+        if self._directory is None:
+            return
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = LogFile(self._directory / f"{name}.log")
+        file.write(lines)
+
+    def _to_stderr(self, data: bytes) -> bool:
+        """Write all of `data` unless that would block."""
+        at = 0
+        while at < len(data):
+            if not self._os.writable(self._fd):
+                self._torn = self._torn or at > 0
+                return False
+            try:
+                at += self._os.write(self._fd, data[at : at + PIPE_BUF])
+            except OSError:
+                return False
+        return True
+
+    def _drop(self, lines: bytes) -> None:
+        count = lines.count(b"\n")
+        self.dropped += count
+        self._unreported += count
+
+
+class SinkStream:
+    """The text stream that llmd's own logging writes to."""
+
+    def __init__(self, sink: LogSink, name: str) -> None:
+        self._sink = sink
+        self._name = name
+
+    def write(self, text: str) -> int:
+        self._sink.feed(self._name, text.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept back beyond a line's end."""

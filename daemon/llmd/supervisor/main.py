@@ -1,0 +1,173 @@
+"""`llmd run`: everything that must hold before a worker starts, in this order, then the embedded supervisord.
+
+configuration -> failpoints -> run directory and lock -> port -> model pulled -> model's files checked -> plan -> children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmd import __version__, failpoints
+from llmd.config import ServerArgs
+from llmd.config.check import check_args
+from llmd.config.load import load_config
+from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
+from llmd.errors import EXIT_OK, ResourceError, UsageError
+from llmd.observability import logs
+from llmd.plan.ports import PortArgs
+from llmd.plan.spec import Boot, make_plan
+from llmd.supervisor import banner, cpus, environ, preflight, rundir, sockets
+from llmd.supervisor.core import Report, Settings
+from llmd.supervisor.embedding import Embedding, sink_for
+from llmd.supervisor.logsink import LogSink, SinkStream
+from llmd.supervisor.notify import Notifier
+from llmd.supervisor.os_seam import Os
+from llmd.supervisor.sockets import Listener
+
+log = logging.getLogger("llmd.supervisor")
+
+#: Name of the supervisor's own log file and lines.
+NAME = "supervisor"
+
+
+class RunOptions(Struct, frozen=True):
+    """The command line of `llmd run`."""
+
+    config_file: str | None = None
+    overrides: tuple[str, ...] = ()
+    allow_failpoints: bool = False
+
+
+def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
+    """Run llmd in the foreground. Returns the exit status, or raises an LlmdError before anything was started."""
+    os_ = Os()
+    _arm(options, env)
+    loaded = load_config(options.config_file, list(options.overrides), env)
+    args = loaded.args
+    check_args(args, allow_failpoints=options.allow_failpoints)
+    if args.observability.log_format == "auto":
+        args = replace(args, observability=replace(args.observability, log_format="text" if sys.stderr.isatty() else "json"))
+    dirs = resolve_dirs(args, env)
+    os.umask(0o027)
+    sink = sink_for(Path(dirs.log_dir), os_)
+    _log_to(sink, args)
+    notifier = Notifier(env)
+    ports = PortArgs(dirs.run_dir)
+    try:
+        with preflight.interruptible():
+            boot, listener, _lock = prepare(args, dirs, ports, env, os_, allow_failpoints=options.allow_failpoints)
+    except preflight.Interrupted as signal:
+        log.info("%s before anything was started", signal)
+        return EXIT_OK
+    return _supervise(boot, listener, env, sink, notifier, os_)
+
+
+def prepare(
+    args: ServerArgs, dirs: Dirs, ports: PortArgs, env: MutableMapping[str, str], os_: Os, *, allow_failpoints: bool
+) -> tuple[Boot, Listener, rundir.Lock]:
+    """All that can fail for a reason that is not a worker's. Writes the boot file."""
+    admin_socket = Path(args.admin.socket) if args.admin.socket else ports.admin_socket
+    ports.check(args.http.workers)
+    rundir.prepare(ports, args.admin.group)
+    lock = rundir.Lock(ports.lock)
+    rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
+    failpoints.hit("supervisor.bind")
+    listener = sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
+    start_id, started_at = secrets.token_hex(8), os_.wall()
+    facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__}
+    lock.write({**facts, "http": listener.url, "admin_socket": str(admin_socket)})
+    cache_dir, base = Path(dirs.cache_dir), environ.cleaned(env, failpoints=allow_failpoints)
+    if preflight.needs_pull(args, cache_dir):
+        log.info("pulling %s into %s", args.model.path, cache_dir)
+        preflight.pull(args.model.path, cache_dir, base, os_)
+    files = preflight.check(args, cache_dir, base, os_)
+    failpoints.hit("supervisor.plan")
+    args = resolve_args(args, files, threads=cpus.available())
+    threads = args.model.threads
+    assert isinstance(threads, int)
+    boot = Boot(
+        start_id=start_id,
+        started_at=started_at,
+        args=args,
+        ports=ports,
+        files=files,
+        processes=make_plan(args, ports, threads=threads),
+        http_url=listener.url,
+        state_dir=dirs.state_dir,
+        cache_dir=dirs.cache_dir,
+        log_dir=dirs.log_dir,
+        failpoints=allow_failpoints,
+    )
+    with contextlib.suppress(OSError):
+        Path(dirs.state_dir).mkdir(mode=0o750, parents=True, exist_ok=True)
+    try:
+        rundir.write_file(ports.boot, boot.dump())
+    except OSError as error:
+        raise ResourceError(f"cannot write {ports.boot}: {os.strerror(error.errno or 0)}") from None
+    return boot, listener, lock
+
+
+def _supervise(boot: Boot, listener: Listener, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os) -> int:
+    supervision = boot.args.supervision
+    settings = Settings(
+        start_id=boot.start_id,
+        restart=supervision.restart,
+        drain_timeout=boot.args.http.drain_timeout,
+        stop_timeout=supervision.stop_timeout,
+        control_timeout=supervision.control_timeout,
+    )
+
+    def on_ready(report: Report) -> None:
+        log.info("ready: %s serves %s (weights %s)", boot.http_url, boot.served_name, boot.files.weights_version)
+        _print(banner.text(boot), os_)
+
+    embedding = Embedding(
+        boot.processes,
+        settings,
+        ports=boot.ports,
+        listener=listener.socket,
+        backlog=boot.args.http.backlog,
+        env=environ.cleaned(env, failpoints=boot.failpoints),
+        sink=sink,
+        notifier=notifier,
+        os_=os_,
+        on_ready=on_ready,
+    )
+    log.info("llmd %s starts %d processes, pid %d, %s, run directory %s", __version__, len(boot.processes), os_.pid(), boot.http_url, boot.ports.run_dir)
+    status = embedding.run()
+    for line in embedding.core.last_words:
+        log.error("%s", line)
+    log.info("llmd ends with status %d", status)
+    return status
+
+
+def _arm(options: RunOptions, env: MutableMapping[str, str]) -> None:
+    spec = env.get(failpoints.ENV, "")
+    if spec and not options.allow_failpoints:
+        raise UsageError(f"{failpoints.ENV} is set, but --allow-failpoints is not given", hint="failpoints are for tests: unset the variable")
+    failpoints.arm(spec)
+
+
+def _log_to(sink: LogSink, args: ServerArgs) -> None:
+    """Our own log takes the children's way, so that it cannot block either."""
+    logs.setup(NAME, args.observability.log_level, args.observability.log_format)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(SinkStream(sink, NAME))
+
+
+def _print(text: str, os_: Os) -> None:
+    """To stdout, if somebody reads it."""
+    if os_.writable(1):
+        with contextlib.suppress(OSError):
+            os_.write(1, text.encode())
+

@@ -1,0 +1,82 @@
+"""sd_notify, by the supervisor alone: READY once, STATUS on change, STOPPING, and WATCHDOG while control says all is well.
+
+An absent, odd or dead socket is harmless: one WARNING, and llmd goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import MutableMapping
+
+log = logging.getLogger(__name__)
+
+#: sockaddr_un.sun_path.
+_PATH_LIMIT = 107
+
+
+class Notifier:
+    """One notify socket. Takes its variables out of `environ`, so no child can speak in llmd's name."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        self._address = environ.pop("NOTIFY_SOCKET", "")
+        usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
+        self._warned = False
+        self._ready = False
+        self._stopping = False
+        self._status = ""
+        mine = pid in ("", str(os.getpid()))
+        #: Seconds between pings, half of what systemd allows; None: no watchdog.
+        self.watchdog_period: float | None = int(usec) / 2e6 if mine and usec.isdecimal() and int(usec) > 0 else None
+        self._next_ping = 0.0
+
+    def ready(self) -> None:
+        """READY=1, once in a life."""
+        if not self._ready:
+            self._ready = True
+            self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """STATUS=, when it has changed."""
+        line = " ".join(text.split())
+        if line != self._status:
+            self._status = line
+            self._send(f"STATUS={line}")
+
+    def stopping(self) -> None:
+        """STOPPING=1, once."""
+        if not self._stopping:
+            self._stopping = True
+            self._send("STOPPING=1")
+
+    def tick(self, now: float, healthy: bool) -> None:
+        """Ping the watchdog if it is time to and all is well."""
+        if self.watchdog_period is not None and healthy and now >= self._next_ping:
+            self._next_ping = now + self.watchdog_period
+            self._send("WATCHDOG=1")
+
+    def next_wake(self, healthy: bool) -> float | None:
+        """When `tick` has something to do."""
+        return self._next_ping if self.watchdog_period is not None and healthy else None
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        try:
+            target = self._target()
+            with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)) as sender:
+                sender.setblocking(False)
+                sender.sendto(text.encode(), target)
+        except (OSError, ValueError) as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("systemd cannot be notified: NOTIFY_SOCKET %r: %s", self._address[:200], error)
+
+    def _target(self) -> str:
+        if not self._address.startswith(("/", "@")):
+            raise ValueError("neither a path nor an abstract address")
+        if len(self._address.encode()) > _PATH_LIMIT:
+            raise ValueError(f"longer than {_PATH_LIMIT} bytes")
+        return "\0" + self._address[1:] if self._address.startswith("@") else self._address

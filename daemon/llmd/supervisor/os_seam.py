@@ -1,0 +1,115 @@
+"""Every system call of the supervisor's own code, behind one object, so that tests can replace the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import select
+import signal
+import time
+
+_PR_SET_PDEATHSIG = 1
+#: Loaded at import: a child between fork and exec must not open files.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Os:
+    """The real kernel."""
+
+    def monotonic(self) -> float:
+        """Seconds that no clock change touches."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Unix time, only to be shown."""
+        return time.time()
+
+    def random(self) -> float:
+        """0 <= number < 1, for jitter."""
+        return random.random()
+
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    def kill_group(self, pid: int, sig: int) -> bool:
+        """Signal the process group that `pid` leads; False when it is gone."""
+        try:
+            os.killpg(pid, sig)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def kill(self, pid: int, sig: int) -> bool:
+        """Signal one process; False when it is gone."""
+        try:
+            os.kill(pid, sig)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def next_child(self) -> tuple[int, int] | None:
+        """Reap one child: (pid, raw wait status), or None when none has ended.
+
+        What is left of its process group is killed while the zombie still holds the number, so no stranger can be hit.
+        """
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        if ended is None:
+            return None
+        self.kill_group(ended.si_pid, signal.SIGKILL)
+        return os.waitpid(ended.si_pid, 0)
+
+    def fork(self) -> int:
+        """Fork so that the child never runs this process's signal handlers: a stop that arrives before exec ends it."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for number in signal.valid_signals():
+                    with contextlib.suppress(OSError, ValueError):
+                        if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+                            signal.signal(number, signal.SIG_DFL)
+            return pid
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def die_with_parent(self, parent: int) -> None:
+        """In a child: be killed when `parent` dies, and end now if it is dead already."""
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(70)
+
+    def exec(self, argv: tuple[str, ...], env: dict[str, str], cpus: tuple[int, ...] = ()) -> None:
+        """Become `argv`."""
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if cpus:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, cpus)
+        os.execve(argv[0], argv, env)
+
+    def writable(self, fd: int) -> bool:
+        """Whether a write of at most PIPE_BUF bytes to `fd` would not block."""
+        poller = select.poll()
+        poller.register(fd, select.POLLOUT)
+        try:
+            return any(event & select.POLLOUT for _, event in poller.poll(0))
+        except OSError:
+            return False
+
+    def write(self, fd: int, data: bytes) -> int:
+        """os.write."""
+        return os.write(fd, data)
+
+    def rss_bytes(self, pid: int) -> int:
+        """Resident memory of a process, 0 when it is gone."""
+        try:
+            with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return 0

@@ -1,0 +1,131 @@
+"""The run directory: who owns it, who holds it (one flock), what an earlier life left in it, and the last state for llmctl."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from llmd.errors import ResourceError
+from llmd.plan.ports import PortArgs
+
+RUN_MODE = 0o750
+PRIVATE_MODE = 0o700
+_OWN = "set run_dir to a directory of llmd's own"
+
+
+def prepare(ports: PortArgs, group: str | None) -> None:
+    """Make RUN (0750, group `group` where we may set it) and RUN/private (0700). Raises ResourceError."""
+    run_dir = Path(ports.run_dir)
+    try:
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refused(run_dir.parent, error) from None
+    _own_directory(run_dir, RUN_MODE, group)
+    _own_directory(ports.private, PRIVATE_MODE, None)
+
+
+def _own_directory(path: Path, mode: int, group: str | None) -> None:
+    """Make or check one directory through a descriptor, so that nothing can be swapped in between."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=mode)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _refused(path, error) from None
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid():
+            raise ResourceError(f"{path} belongs to uid {found.st_uid}, not to uid {os.geteuid()} that llmd runs as", hint=_OWN)
+        if found.st_mode & (stat.S_ISVTX | stat.S_IWOTH):
+            raise ResourceError(f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):04o})", hint=_OWN)
+        if group is not None:
+            # control says so once, where it sets the socket's group.
+            with contextlib.suppress(KeyError, PermissionError):
+                os.fchown(fd, -1, grp.getgrnam(group).gr_gid)
+        os.fchmod(fd, mode)
+    except OSError as error:
+        raise _refused(path, error) from None
+    finally:
+        os.close(fd)
+
+
+def _refused(path: Path, error: OSError) -> ResourceError:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return ResourceError(f"{path} is not a directory (a symbolic link is not followed)", hint="remove it, or set run_dir")
+    return ResourceError(f"cannot use the run directory {path}: {os.strerror(error.errno or 0)}", hint="set run_dir to a directory that llmd may write")
+
+
+class Lock:
+    """The one instance of a run directory. Held until the process ends; the file stays, so that llmctl can tell who it was."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock or raise ResourceError naming the pid that has it."""
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise ResourceError(f"cannot open the lock file {path}: {os.strerror(error.errno or 0)}") from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = self._holder()
+            os.close(self._fd)
+            raise ResourceError(f"llmd is already running in {path.parent} (pid {holder})", hint="see `llmctl status`, or set another run_dir") from None
+
+    def _holder(self) -> str:
+        with contextlib.suppress(ValueError, OSError, TypeError):
+            return str(json.loads(os.pread(self._fd, 4096, 0))["pid"])
+        return "unknown"
+
+    def write(self, facts: dict[str, object]) -> None:
+        """Put who we are into the file."""
+        data = json.dumps(facts).encode() + b"\n"
+        os.pwrite(self._fd, data, 0)
+        os.ftruncate(self._fd, len(data))
+
+
+def clear_stale_sockets(ports: PortArgs, admin_socket: Path, frontends: int) -> None:
+    """Under the lock: remove sockets of an earlier life. Anything else at a socket's path is an error that names it, never deleted."""
+    names = ("control", "detokenizer", *(f"tokenizer.{n}" for n in range(frontends)))
+    for path in (admin_socket, ports.supervisor_socket, *(ports.private / name for name in names)):
+        _remove_socket(path, strict=True)
+    for path in _entries(ports.private):
+        _remove_socket(path, strict=path.name.startswith("scheduler_input."))
+
+
+def _entries(directory: Path) -> Iterable[Path]:
+    return sorted(directory.iterdir())
+
+
+def _remove_socket(path: Path, *, strict: bool) -> None:
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+        elif strict:
+            hint = "move it away; llmd does not delete what it did not make"
+            raise ResourceError(f"{path} is in the way: llmd needs this path for a socket, and it is something else", hint=hint)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ResourceError(f"cannot remove the stale socket {path}: {os.strerror(error.errno or 0)}") from None
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file aside, then rename it into place: a reader sees the old one or the new one."""
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
