@@ -17,13 +17,13 @@ from llmd.wire.messages import SamplingParams
 class Stepper:
     """Rows 1..requests of a small pool whose slots are out of order."""
 
-    def __init__(self, boot: Boot, *, requests: int = 8, context: int = 256, seed: int = 0) -> None:
+    def __init__(self, boot: Boot, *, requests: int = 8, context: int = 256, seed: int = 0, tokenizer_size: int | None = None) -> None:
         self.model: LoadedModel = load_model(boot, lambda stage, done, total: None)
         slots = requests * context
         order = np.random.default_rng(seed).permutation(np.arange(1, slots + 1)).astype(np.int32)
         self.req_to_token = np.zeros((requests + 1, context), dtype=np.int32)
         self.req_to_token[1:] = order.reshape(requests, context)
-        self.runner = ModelRunner(self.model, slots + 1, self.req_to_token, Sampler(boot.files.tokenizer_size))
+        self.runner = ModelRunner(self.model, slots + 1, self.req_to_token, Sampler(tokenizer_size or boot.files.tokenizer_size))
         self.lengths = np.zeros(requests + 1, dtype=np.int64)
 
     def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
