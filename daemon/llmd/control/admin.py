@@ -26,6 +26,9 @@ log = logging.getLogger("llmd.control")
 #: Bytes of the longest request body.
 MAX_BODY = 2**20
 
+#: Characters of a reason that are kept.
+MAX_REASON = 500
+
 #: Headers that only a browser sends. A web page must not reach this plane.
 _BROWSER_HEADERS = (b"origin", b"referer", b"sec-fetch-")
 
@@ -38,6 +41,7 @@ class AdminServer:
     """The socket and the server on it."""
 
     def __init__(self, core: Core, operations: Operations, rates: Rates) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         self._core = core
         self._app = build(core, operations, rates)
         self._socket: socket.socket | None = None
@@ -90,6 +94,10 @@ def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
     async def get_kv() -> Response:
         return _json(status.kv(core))
 
+    @app.get("/v1/weights")
+    async def get_weights() -> Response:
+        return _json(status.weights(core))
+
     @app.get("/v1/operations")
     async def get_operations() -> Response:
         return _json({"operations": operations.newest_first()})
@@ -105,18 +113,26 @@ def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
     async def get_metrics() -> Response:
         return Response(core.metrics_text, media_type=exposition.CONTENT_TYPE)
 
-    async def change(request: Request, verb: str) -> Response:
-        raw = {**dict(request.query_params), **await _body(request)}
-        reason = raw.pop("reason", "")
-        if not isinstance(reason, str):
-            raise RequestError("reason: not a string", param="reason")
-        operation = await operations.run(verb, raw, peer.of(request.scope), reason[:500])
-        return _json(operation)
+    async def change(request: Request, verb: str, raw: dict[str, Any]) -> Response:
+        reason = _text(raw.pop("reason", ""), "reason")[:MAX_REASON]
+        return _json(await operations.run(verb, raw, peer.of(request.scope), reason))
+
+    @app.post("/v1/operations")
+    async def post_operation(request: Request) -> Response:
+        body = await _body(request)
+        unknown = body.keys() - {"verb", "target", "params", "reason"}
+        if unknown:
+            raise RequestError(f"{min(unknown)}: not a field of an operation", param=min(unknown))
+        params = body.get("params") or {}
+        if not isinstance(params, dict):
+            raise RequestError("params: not an object", param="params")
+        target = {"target": body["target"]} if body.get("target") is not None else {}
+        return await change(request, _text(body.get("verb"), "verb"), {**params, **target, "reason": body.get("reason") or ""})
 
     def route(verb: str) -> None:
         @app.post(f"/v1/{verb}")
         async def post(request: Request) -> Response:
-            return await change(request, verb)
+            return await change(request, verb, {**dict(request.query_params), **await _body(request)})
 
     for verb in VERBS:
         route(verb)
@@ -165,6 +181,12 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError("the body is not a JSON object", code="invalid_json")
     return body
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{name}: not a string", param=name)
+    return value
 
 
 def _json(value: Any, status_code: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -179,7 +179,7 @@ class ControlApp:
         return Report(
             state=core.machine.state,
             stage=stage,
-            reason=core.machine.reason,
+            reason=core.reason,
             status=self._status_text(stage, progress),
             progressing=not core.stalled,
             ready=core.remembered.ready_once,
@@ -193,7 +193,7 @@ class ControlApp:
             extra = f"; {', '.join(core.degraded)}" if core.degraded else ""
             return f"{core.machine.state}: {counts['running']} running, {counts['waiting']} waiting{extra}"
         share = f" {progress:.0%}" if 0 < progress < 1 else ""
-        detail = stage or core.machine.reason
+        detail = stage or core.reason
         return f"{core.machine.state}{f': {detail}' if detail else ''}{share}"
 
     # ------------------------------------------------------------ state file

@@ -17,7 +17,7 @@ import msgspec
 from llmd.control.channel import Channel
 from llmd.control.ledger import Ledger
 from llmd.control.machine import BEFORE_READY, RESUMABLE, Change, Machine
-from llmd.control.snapshot import WANTED_EXITS, ProcessView, Snapshot
+from llmd.control.snapshot import ProcessView, Snapshot
 from llmd.control.state_file import ControlState
 from llmd.control.supervisor_client import SupervisorClient
 from llmd.control.table import Worker, WorkerTable, is_dead
@@ -94,6 +94,11 @@ class Core:
     def stopping(self) -> bool:
         return self.machine.state == "stopping" or (self.snapshot is not None and self.snapshot.stopping)
 
+    @property
+    def reason(self) -> str:
+        """Why things are as they are; empty when they are as they should be."""
+        return ", ".join(self.degraded) if self.machine.state == "ready" else self.machine.reason
+
     def slowest(self) -> Worker | None:
         """The worker that the start waits for; the engine's ranks first."""
         waiting = [w for w in self.table if not w.ready]
@@ -134,9 +139,8 @@ class Core:
         before = previous.process(view.name) if previous else None
         if before is None or not before.pid or view.pid == before.pid:
             return
-        end = view.last_exit.text if view.last_exit else "is gone"
-        wanted = self.stopping or (view.last_exit is not None and view.last_exit.reason in WANTED_EXITS)
-        log.log(logging.INFO if wanted else logging.ERROR, "%s (pid %d) %s", view.name, before.pid, end)
+        # The supervisor has logged it as an error where it is one, and does so while control is away too.
+        log.debug("%s (pid %d) %s", view.name, before.pid, view.last_exit.text if view.last_exit else "is gone")
 
     def _message(self, worker: Worker, message: Message) -> None:
         match message:
@@ -175,7 +179,7 @@ class Core:
         return Publish(
             state=self.machine.state,
             stage=stage,
-            reason=self.machine.reason,
+            reason=self.reason,
             degraded=self.degraded,
             progress=progress,
             epoch=self.epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from llmd.control.channel import RankReply
 from llmd.control.core import Core
 from llmd.control.snapshot import WANTED_EXITS
 
@@ -21,6 +22,18 @@ async def await_engine(core: Core, before: int, deadline: float) -> str:
     if not await core.until(over, deadline):
         return f"not ready within {deadline - began:.0f} s"
     return fault
+
+
+def engine_results(core: Core) -> list[RankReply]:
+    """One result a rank: whether it is ready in the engine's epoch."""
+    epoch, results = core.epoch, []
+    for spec in core.boot.processes:
+        if spec.role == "scheduler":
+            worker = core.table.get(spec.name)
+            ok = worker is not None and worker.ready and worker.epoch == epoch
+            why = "" if ok else f"{worker.stage}" if worker else "not running"
+            results.append(RankReply(role=spec.role, rank=spec.rank, answered=worker is not None, ok=ok, message=why))
+    return results
 
 
 def _fault(core: Core, before: int, began: float) -> str:

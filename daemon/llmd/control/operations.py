@@ -167,7 +167,7 @@ class Operations:
             operation.results = replies
 
         if operation.verb == "reload":
-            operation.data = await reload.run(self._core, params, self._save)
+            operation.data = await reload.run(self._core, params, keep, self._save)
         else:
             operation.data = await verbs.RUN[operation.verb](self._core, params, keep)
 

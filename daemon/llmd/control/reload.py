@@ -20,9 +20,9 @@ import msgspec
 
 from llmd.control import drain, weights
 from llmd.control.core import Core
-from llmd.control.engine import await_engine
+from llmd.control.engine import await_engine, engine_results
 from llmd.control.supervisor_client import SupervisorAway
-from llmd.control.verbs import ReloadParams, refuse_unless_up
+from llmd.control.verbs import Keep, ReloadParams, refuse_unless_up
 from llmd.errors import RequestError
 from llmd.plan.spec import Boot
 
@@ -35,7 +35,7 @@ class RolledBack(RequestError):
     """The new weights did not come up; the old ones are back."""
 
 
-async def run(core: Core, params: ReloadParams | None, save: Save) -> dict[str, Any]:
+async def run(core: Core, params: ReloadParams | None, keep: Keep, save: Save) -> dict[str, Any]:
     """Load other weights. `params` None: finish what a control before this one had begun."""
     if params is None:
         before = core.remembered.reload_epoch
@@ -63,6 +63,7 @@ async def run(core: Core, params: ReloadParams | None, save: Save) -> dict[str, 
         await _replace_boot(core, old)
         raise
     finally:
+        keep(engine_results(core))
         await _finish(core, save)
     return {"weights_version": core.boot.files.weights_version, "epoch": core.epoch}
 
@@ -71,7 +72,9 @@ async def _prepare(core: Core, params: ReloadParams) -> Boot:
     """The boot file of the new weights. Nothing is changed yet."""
     boot = core.boot
     path = weights.allowed_path(boot, params.path)
-    args = msgspec.structs.replace(boot.args, model=msgspec.structs.replace(boot.args.model, path=path))
+    # Clients go on with the name they know.
+    model = msgspec.structs.replace(boot.args.model, path=path, served_name=boot.served_name)
+    args = msgspec.structs.replace(boot.args, model=model)
     files = await weights.check(msgspec.structs.replace(boot, args=args))
     mismatch = weights.mismatch(boot.files, files)
     if mismatch:

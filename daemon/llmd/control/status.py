@@ -46,7 +46,7 @@ def status(core: Core, rates: Rates) -> dict[str, Any]:
         "state": core.machine.state,
         "stage": stage,
         "progress": progress,
-        "reason": core.machine.reason,
+        "reason": core.reason,
         "degraded": list(core.degraded),
         "epoch": core.epoch,
         "engine_up": core.engine_up,
@@ -76,9 +76,26 @@ def kv(core: Core) -> dict[str, int]:
         "page_size": int(facts[0].get("page_size", 0)) if facts else core.boot.args.memory.page_size,
         "pages_total": sum(int(f.get("pages_total", 0)) for f in facts),
     }
-    for state in ("free", "active", "cached"):
-        result[f"pages_{state}"] = int(core.gauge(f'llmd_kv_pages{{state="{state}"}}') or 0)
-    return result
+    gauges = {state: core.gauge(f'llmd_kv_pages{{state="{state}"}}') for state in ("free", "active", "cached")}
+    if gauges["free"] is None:
+        # A new engine has not sent a heartbeat since it is ready: all its pages are free.
+        gauges["free"] = result["pages_total"]
+    return result | {f"pages_{state}": int(value or 0) for state, value in gauges.items()}
+
+
+def weights(core: Core) -> dict[str, Any]:
+    """`GET /v1/weights`."""
+    files = core.boot.files
+    return {
+        "weights_version": files.weights_version,
+        "name": files.name,
+        "path": files.path,
+        "kind": files.kind,
+        "architecture": files.architecture,
+        "quantization": files.quantization,
+        "weights_bytes": files.weights_bytes,
+        "context_length": files.context_length,
+    }
 
 
 def processes(core: Core) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from llmd.control import drain as draining
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
-from llmd.control.engine import await_engine
+from llmd.control.engine import await_engine, engine_results
 from llmd.errors import RequestError
 
 Keep = Callable[[list[RankReply]], None]
@@ -165,6 +165,7 @@ async def restart(core: Core, params: RestartParams, keep: Keep) -> dict[str, An
     before = core.epoch
     await core.supervisor.restart_engine("restart")
     fault = await await_engine(core, before, time.monotonic() + timeout)
+    keep(engine_results(core))
     if fault:
         raise RequestError(f"the engine has not come back: {fault}", code="timeout")
     return {"epoch": core.epoch}

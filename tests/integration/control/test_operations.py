@@ -111,7 +111,9 @@ def test_restart_waits_for_the_new_epoch(daemon: Trio) -> None:
         made.supervisor.died("scheduler-0", reason="reload")
         made.supervisor.epoch = 2
         made.worker("scheduler", pid=201, incarnation=2, epoch=2).link.ready(READY_INFO)
-        assert answer.result().json()["data"] == {"epoch": 2}
+        done = answer.result().json()
+    assert done["data"] == {"epoch": 2}
+    assert [(r["role"], r["rank"], r["ok"]) for r in done["results"]] == [("scheduler", 0, True)]
     assert made.status()["state"] == "ready"
 
 
@@ -239,6 +241,16 @@ def test_reload_of_a_missing_path_and_of_other_shapes(daemon: Trio) -> None:
     # The running model's facts in this test are not those of the checked one.
     body = error(made.http.post("/v1/reload", json={"path": "dummy"}), 409, "incompatible_weights", "path")
     assert "context_length" in body["message"]
+
+
+def test_operations_by_their_general_form(daemon: Trio) -> None:
+    made, _, _ = daemon
+    done = made.http.post("/v1/operations", json={"verb": "flush", "params": {"timeout_s": 1}, "reason": "why not"})
+    assert (done.json()["state"], done.json()["reason"]) == ("succeeded", "why not")
+    error(made.http.post("/v1/operations", json={"verb": "dance"}), 400, None, "verb")
+    error(made.http.post("/v1/operations", json={"verb": "restart", "target": "moon"}), 400, None, "target")
+    error(made.http.post("/v1/operations", json={"verb": "flush", "dry_run": True}), 400, None, "dry_run")
+    assert made.http.get("/v1/weights").json()["weights_version"] == made.boot.files.weights_version
 
 
 def test_every_answer_has_the_envelope_and_browsers_are_refused(daemon: Trio) -> None:
