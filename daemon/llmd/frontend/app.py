@@ -36,28 +36,34 @@ def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) ->
 def _routes(runtime: Runtime) -> list[Any]:
     ready = Health(runtime, "ready")
     return [
-        Route(ChatCompletions.path, _Asgi(ChatCompletions(runtime)), methods=["POST"]),
-        Route(Completions.path, _Asgi(Completions(runtime)), methods=["POST"]),
-        Route("/v1/models", _Asgi(Models(runtime)), methods=["GET"]),
-        Route("/v1/models/{model:path}", _Asgi(Model(runtime)), methods=["GET"]),
-        Route("/livez", _Asgi(livez), methods=["GET"]),
-        Route("/ping", _Asgi(livez), methods=["GET"]),
-        Route("/readyz", _Asgi(ready), methods=["GET"]),
-        Route("/health", _Asgi(ready), methods=["GET"]),
-        Route("/startupz", _Asgi(Health(runtime, "started")), methods=["GET"]),
-        Route("/health_generate", _Asgi(HealthGenerate(runtime)), methods=["GET"]),
-        Route("/metrics", _Asgi(Metrics(runtime)), methods=["GET"]),
+        _route(ChatCompletions.path, ChatCompletions(runtime), "POST"),
+        _route(Completions.path, Completions(runtime), "POST"),
+        _route("/v1/models", Models(runtime)),
+        _route("/v1/models/{model:path}", Model(runtime)),
+        _route("/livez", livez),
+        _route("/ping", livez),
+        _route("/readyz", ready),
+        _route("/health", ready),
+        _route("/startupz", Health(runtime, "started")),
+        _route("/health_generate", HealthGenerate(runtime)),
+        _route("/metrics", Metrics(runtime)),
     ]
 
 
-class _Asgi:
-    """Marks a callable as ASGI for starlette, which takes functions for request handlers."""
+def _route(path: str, app: App, method: str = "GET") -> Route:
+    return Route(path, _Asgi(path, app), methods=[method])
 
-    def __init__(self, app: App) -> None:
+
+class _Asgi:
+    """Marks a callable as ASGI for starlette, which takes functions for request handlers; notes the route that was taken."""
+
+    def __init__(self, path: str, app: App) -> None:
+        self._path = path
         self._app = app
         self.__name__ = getattr(app, "__name__", type(app).__name__)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange_of(scope).endpoint = self._path
         await self._app(scope, receive, send)
 
 

@@ -63,7 +63,7 @@ class Exchange:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.endpoint: str | None = None
-        """Route as a metric label."""
+        """The route that was taken, as a metric label; None for paths that nobody serves."""
         self.request_id = ""
         self.rid = ""
         self.status = 0

@@ -82,10 +82,8 @@ class Gate:
     def _count(self, scope: Scope, exchange: Exchange) -> None:
         path = scope["path"]
         if path.startswith("/v1/") or path == "/generate":
-            route = scope.get("route")
-            endpoint = getattr(route, "path", None) or "unknown"
             outcome = exchange.outcome or ("ok" if exchange.status < 400 else outcome_of(RequestError("", status=exchange.status)))
-            self._runtime.meter.inc("llmd_requests_total", endpoint=endpoint, outcome=outcome)
+            self._runtime.meter.inc("llmd_requests_total", endpoint=exchange.endpoint or "unknown", outcome=outcome)
 
 
 def _request_id(scope: Scope) -> str:
