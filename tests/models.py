@@ -30,7 +30,7 @@ BOS, EOS, ASSISTANT = SPECIALS["<s>"], SPECIALS["</s>"], SPECIALS["<|assistant|>
 VOCAB = 264
 CHAT_TEMPLATE = "{% for message in messages %}<|user|>{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 #: A chat begins with a space and goes through printable ASCII, for ever.
-PRINTABLE = (tuple([*range(32, 127), ASSISTANT]),)
+PRINTABLE = ((*range(32, 127), ASSISTANT),)
 
 
 def permutation(cycles: Iterable[Sequence[int]]) -> Array:
@@ -166,9 +166,10 @@ def gguf_of(checkpoint: Path, path: Path, types: str = "F32") -> Path:
 
 
 _GGUF_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 
 

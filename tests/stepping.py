@@ -28,7 +28,9 @@ class Stepper:
 
     def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
         """One forward pass that appends `new` tokens to each row; the next token of each, greedily. `wanted` goes into SampleRequest."""
-        ids, positions, slots = [], [], []
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
         for row, tokens in new.items():
             start = int(self.lengths[row])
             self.lengths[row] += len(tokens)

@@ -23,7 +23,15 @@ def byte_tokenizer(specials: dict[str, int]) -> dict[str, Any]:
         for text, id in specials.items()
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False, "vocab": byte_characters(), "merges": []}
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "vocab": byte_characters(),
+        "merges": [],
+    }
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
         "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model,

@@ -209,7 +209,8 @@ class _Reader:
             if name in found:
                 raise self.fault(f"tensor {name!r} is there twice")
             if start + offset + nbytes > self.end:
-                raise ConfigError(f"{self.path}: tensor {name!r} ends at byte {start + offset + nbytes}, the file at {self.end}: the file is truncated or damaged")
+                end = start + offset + nbytes
+                raise ConfigError(f"{self.path}: tensor {name!r} ends at byte {end}, the file at {self.end}: the file is truncated or damaged")
             found[name] = GgufTensor(name, shape, kind, start + offset, nbytes)
         ordered = sorted(found.values(), key=lambda tensor: tensor.offset)
         for before, after in itertools.pairwise(ordered):

@@ -81,8 +81,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         faults = [
             f"{source}: {name} is {value}"
             for name, value, limit in (
-                ("vocabulary size", self.vocab_size, 2**24), ("hidden size", self.hidden_size, MAX_SIZE), ("intermediate size", self.intermediate_size, MAX_SIZE),
-                ("number of layers", self.num_layers, MAX_LAYERS), ("number of heads", self.num_heads, MAX_SIZE), ("number of KV heads", self.num_kv_heads, MAX_SIZE),
+                ("vocabulary size", self.vocab_size, 2**24), ("hidden size", self.hidden_size, MAX_SIZE),
+                ("intermediate size", self.intermediate_size, MAX_SIZE), ("number of layers", self.num_layers, MAX_LAYERS),
+                ("number of heads", self.num_heads, MAX_SIZE), ("number of KV heads", self.num_kv_heads, MAX_SIZE),
                 ("head size", self.head_dim, MAX_SIZE), ("context length", self.context_length, MAX_CONTEXT),
             )
             if not 1 <= value <= limit

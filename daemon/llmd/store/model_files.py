@@ -230,7 +230,7 @@ def _tokenizer_faults(tokenizer: Tokenizer, vocab_size: int, source: str) -> lis
     try:
         ids = tokenizer.encode(SENTENCE, add_special_tokens=False)
         back = tokenizer.decode(ids, skip_special_tokens=False)
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+    except Exception as error:  # the library raises bare Exception
         return [f"{source}: the tokenizer fails on a plain sentence: {error}"]
     if not ids or not all(0 <= id < vocab_size for id in ids):
         return [f"{source}: the tokenizer gives ids that the model does not have"]

@@ -44,7 +44,8 @@ def pull(name: str, cache_dir: Path, report: Report) -> Path:
             with _locked(target / ".lock", report):
                 path = _whole(name, cache_dir) or _fetch(entry, target, report)
     except OSError as error:
-        raise ResourceError(f"cannot pull {name} into {target}: {error.strerror or error}", hint="set cache_dir to a directory that can be written and has 200 MB free") from None
+        hint = "set cache_dir to a directory that can be written and has 200 MB free"
+        raise ResourceError(f"cannot pull {name} into {target}: {error.strerror or error}", hint=hint) from None
     _write_small_files(name, cache_dir)
     report(f"{name} is in {path}")
     return path

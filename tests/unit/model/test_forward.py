@@ -47,13 +47,14 @@ def reference(path: Path) -> Callable[[list[int]], np.ndarray]:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logits = model(torch.tensor([ids])).logits[0, :, :261].float()
-            return torch.log_softmax(logits, dim=-1).numpy()
+            table: np.ndarray = torch.log_softmax(logits, dim=-1).numpy()
+            return table
 
     return forward
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 256, count).tolist()
+    return [int(id) for id in np.random.default_rng(seed).integers(0, 256, count)]
 
 
 def of_prompt(table: np.ndarray, ids: list[int]) -> list[float]:
@@ -91,7 +92,7 @@ def test_mixed_batches_equal_each_request_alone(tmp_path: Path) -> None:
         stepper.step({row: first})
     for row, result in stepper.step(rest, logprobs=0).items():
         assert result.logprob == pytest.approx(expected[row][-1].max(), abs=1e-4), f"row {row}"
-    following = dict.fromkeys(prompts, [65])
+    following = {row: [65] for row in prompts}
     for row, result in stepper.step(following, logprobs=0).items():
         table = forward([*prompts[row], 65])
         assert result.token_id == table[-1].argmax()

@@ -72,7 +72,7 @@ def test_weights_that_changed_after_the_check_are_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_damaged_numbers_are_named_when_asked_for(tmp_path: Path, value: float) -> None:
     path = random_llama(tmp_path / "m")
-    config, tensors = read_checkpoint(path)
+    _, tensors = read_checkpoint(path)
     name = "model.layers.1.mlp.gate_proj.weight"
     tensors[name] = tensors[name].copy()
     tensors[name][3, 5] = value

@@ -57,7 +57,19 @@ def test_tensor_types_have_the_sizes_of_the_reference() -> None:
 
 
 def test_values_of_every_type_are_read(tmp_path: Path) -> None:
-    values = [(0, "<B", 200), (1, "<b", -5), (2, "<H", 60000), (3, "<h", -5), (4, "<I", 2**31), (5, "<i", -7), (6, "<f", 0.5), (7, "<?", True), (10, "<Q", 2**63), (11, "<q", -9), (12, "<d", 0.1)]
+    values = [
+        (0, "<B", 200),
+        (1, "<b", -5),
+        (2, "<H", 60000),
+        (3, "<h", -5),
+        (4, "<I", 2**31),
+        (5, "<i", -7),
+        (6, "<f", 0.5),
+        (7, "<?", True),
+        (10, "<Q", 2**63),
+        (11, "<q", -9),
+        (12, "<d", 0.1),
+    ]
     keys = b"".join(_string(f"k{number}".encode()) + struct.pack("<I", number) + struct.pack(form, value) for number, form, value in values)
     keys += _string(b"list") + struct.pack("<IIQ", 9, 9, 2) + (struct.pack("<IQ", 5, 2) + struct.pack("<ii", 1, -1)) * 2
     found = GgufFile(_file(tmp_path / "f", keys=keys, key_count=len(values) + 1)).metadata

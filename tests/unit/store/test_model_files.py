@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from llmd.tokenizer.load import load_tokenizer
 from tests.models import BOS, EOS, VOCAB, gguf_of, permutation_llama, random_llama, read_checkpoint, write_checkpoint
 
 
-def found(path: Path | str, cache: Path, **args: str) -> ModelFiles:
+def found(path: Path | str, cache: Path, **args: Any) -> ModelFiles:
     return model_files(ModelArgs(path=str(path), **args), cache)
 
 
@@ -133,7 +134,8 @@ def test_faults_of_the_directory(tmp_path: Path) -> None:
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = random_llama(tmp_path / "m", layers=1)
     good = json.loads((path / "tokenizer.json").read_text())
-    (path / "tokenizer.json").write_text(json.dumps({**good, "added_tokens": [{**good["added_tokens"][0], "id": id, "content": f"<{id}>"} for id in range(256, VOCAB + 1)]}))
+    many = [{**good["added_tokens"][0], "id": id, "content": f"<{id}>"} for id in range(256, VOCAB + 1)]
+    (path / "tokenizer.json").write_text(json.dumps({**good, "added_tokens": many}))
     with pytest.raises(ConfigError, match="do not belong together"):
         found(path, tmp_path / "cache")
     (path / "tokenizer.json").write_text("{")
