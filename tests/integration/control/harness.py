@@ -88,8 +88,8 @@ class FakeSupervisor:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
 
-    def _method(self, name: str) -> Callable[[str], str]:
-        def method(text: str) -> str:
+    def _method(self, name: str) -> Callable[[Any], Any]:
+        def method(text: Any) -> str:
             argument = json.loads(text)
             if name == "report":
                 self.reports.append(argument)
@@ -209,7 +209,7 @@ class Stage:
             if probe.connect_ex(str(self.boot.ports.admin_socket)):
                 return {}
         try:
-            return msgspec.json.decode(self.http.get("/v1/status").content)
+            return dict(msgspec.json.decode(self.http.get("/v1/status").content))
         except httpx.TransportError:
             return {}
 

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_a_missing_detokenizer_degrades_and_a_replaced_frontend_is_told_to_the_s
     assert daemon.status()["state"] == "ready"
 
 
-def test_a_hung_scheduler_is_killed_and_named(tmp_path: Path) -> None:
+def test_a_hung_scheduler_is_killed_and_named() -> None:
     with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory), hang_timeout=1.0) as daemon:
         daemon.start_control()
         scheduler, _, _ = daemon.to_ready()
@@ -163,9 +164,11 @@ def test_events_are_acknowledged_and_bring_a_report_at_once(daemon: Stage) -> No
     assert control.stdin is not None
     assert control.stdout is not None
 
+    words = control.stdout.fileno()
+
     def read(size: int) -> bytes:
-        assert select.select([control.stdout], [], [], 10)[0], "no word on the event protocol"
-        return os.read(control.stdout.fileno(), size)
+        assert select.select([words], [], [], 10)[0], "no word on the event protocol"
+        return os.read(words, size)
 
     assert read(100) == b"READY\n"
     body = b"processname:scheduler-0"
@@ -174,6 +177,19 @@ def test_events_are_acknowledged_and_bring_a_report_at_once(daemon: Stage) -> No
     answer = b""
     while answer != b"RESULT 2\nOKREADY\n":
         answer += read(100)
+
+
+def test_what_control_missed_while_it_stood_still_is_nobodys_fault() -> None:
+    with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory), hang_timeout=1.0, helper_timeout=1.0) as daemon:
+        control = daemon.start_control()
+        daemon.to_ready()
+        control.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)  # longer than any limit: the passing of time is what is tested
+        reports = len(daemon.supervisor.reports)
+        control.send_signal(signal.SIGCONT)
+        wait_for(lambda: len(daemon.supervisor.reports) > reports + 5, "reports go on")
+        assert daemon.supervisor.called("kill") == []
+        assert daemon.status()["state"] == "ready"
 
 
 def test_memory_stays_small(daemon: Stage) -> None:
