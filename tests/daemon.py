@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +35,28 @@ def wait_for(what: str, check: Callable[[], T], timeout: float, interval: float 
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {what}")
         time.sleep(interval)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("llmd", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the admin plane said."""
+
+    status_code: int
+    text: str
+
+    def json(self) -> Any:
+        return json.loads(self.text)
 
 
 class Daemon:
@@ -160,13 +185,25 @@ class Daemon:
     def pid(self, role: str, rank: int = 0) -> int:
         return wait_for(f"{role} runs", lambda: self.child(role, rank), 20).pid
 
-    def admin(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        """Call the admin plane."""
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.run_dir / "admin.sock")), timeout=kwargs.pop("timeout", 30)) as client:
-            return client.request(method, f"http://llmd{path}", **kwargs)
+    def admin(self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float = 30) -> Answer:
+        """Call the admin plane. Raises OSError while control is away."""
+        connection = _UnixConnection(self.run_dir / "admin.sock", timeout)
+        try:
+            connection.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return Answer(response.status, response.read().decode())
+        finally:
+            connection.close()
 
     def status(self) -> dict[str, Any]:
-        return dict(self.admin("GET", "/v1/status").json())
+        """`GET /v1/status`; waits while control is being replaced."""
+
+        def ask() -> dict[str, Any] | None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return dict(self.admin("GET", "/v1/status").json())
+            return None
+
+        return wait_for("control answers", ask, 15) or {}
 
     def metric(self, name: str) -> float:
         """Sum of a metric's series (exact name; labels summed over unless given in `name`)."""

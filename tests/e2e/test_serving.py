@@ -101,7 +101,8 @@ def test_nothing_leaks(daemon: Daemon) -> None:
 def test_a_flush_is_refused_while_work_runs(daemon: Daemon) -> None:
     body = {"prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=10) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: httpx closes the response when its iterator goes
+        next(lines)
         refused = daemon.admin("POST", "/v1/flush")
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "busy"
     wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 3)
@@ -131,6 +132,7 @@ def test_every_answer_to_nonsense_is_an_error_envelope(daemon: Daemon) -> None:
 
 
 def test_health_costs_no_generation(daemon: Daemon) -> None:
+    time.sleep(1.2)  # two heartbeats: what came before is counted
     before = daemon.metric("llmd_generation_tokens_total"), daemon.metric("llmd_requests_total")
     started = time.monotonic()
     for _ in range(100):

@@ -144,10 +144,18 @@ def _supervise(boot: Boot, listener: Listener, env: MutableMapping[str, str], si
     )
     log.info("llmd %s starts %d processes, pid %d, %s, run directory %s", __version__, len(boot.processes), os_.pid(), boot.http_url, boot.ports.run_dir)
     status = embedding.run()
-    for line in embedding.core.last_words:
-        log.error("%s", line)
-    log.info("llmd ends with status %d", status)
+    _say_last_words(status, embedding.core.last_words)
     return status
+
+
+def _say_last_words(status: int, words: list[str]) -> None:
+    """The child's last lines first, so that the reason is the last line of the log."""
+    for line in words[1:]:
+        log.error("%s", line)
+    if words:
+        log.error("llmd ends with status %d: %s", status, words[0])
+    else:
+        log.info("llmd ends with status %d", status)
 
 
 def _arm(options: RunOptions, env: MutableMapping[str, str]) -> None:
