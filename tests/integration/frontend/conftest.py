@@ -147,6 +147,8 @@ class FakeEngine(threading.Thread):
         """Send a message to the frontend."""
         end = time.monotonic() + 5
         while not sockets.send(self._output, message):
+            if self._halt.is_set():
+                return
             assert time.monotonic() < end
             time.sleep(0.001)
 
@@ -287,7 +289,7 @@ class World:
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(128)
-        self.url = "http://127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         boot = Boot(
             start_id="s1",
             started_at=time.time(),
@@ -346,6 +348,14 @@ class World:
         return counts
 
     def close(self) -> None:
+        """End the frontend and the fakes."""
+        try:
+            self._end_process()
+        finally:
+            self.engine.stop()
+            self.control.stop()
+
+    def _end_process(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -353,8 +363,6 @@ class World:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(5)
-        self.engine.stop()
-        self.control.stop()
         self.listener.close()
 
 

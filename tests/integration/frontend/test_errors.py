@@ -17,6 +17,10 @@ COMP: dict[str, Any] = {"model": "toy", "prompt": "hello", "max_tokens": 4}
 CHAT: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
+TEXT_PART = {"type": "text", "text": "x"}
+IMAGE_PART = {"type": "image_url", "image_url": {"url": "http://h/x.png"}}
+
+
 def check(answer: httpx.Response, status: int, param: str | None, code: str | None = None) -> str:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
@@ -108,7 +112,7 @@ def test_a_bad_field_is_named(shared: Shared, changes: dict[str, Any], param: st
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "http://h/x"}}]}]},
+            {"messages": [{"role": "user", "content": [TEXT_PART, IMAGE_PART]}]},
             "messages[0].content[1]",
         ),
         ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
