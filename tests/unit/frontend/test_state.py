@@ -1,0 +1,237 @@
+"""Requests in flight, the engine's picture, the access log: each without a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmd.config import ServerArgs
+from llmd.errors import RequestError
+from llmd.frontend.access_log import KEEP, AccessLog
+from llmd.frontend.engine_view import EngineView
+from llmd.frontend.exchange import OUTCOMES, Exchange, outcome_of
+from llmd.frontend.req_state import Generation
+from llmd.plan.ports import PortArgs
+from llmd.plan.spec import Boot, ModelFiles
+from llmd.wire.messages import Finish, Publish, SamplingParams, TextChunk, TokenizedGenerateReqInput
+
+FILES = ModelFiles(
+    kind="dummy",
+    path="",
+    name="toy",
+    small_dir="",
+    weights_version="file",
+    weights_bytes=0,
+    context_length=77,
+    vocab_size=2,
+    tokenizer_size=2,
+    eos_token_ids=(),
+    bos_token_id=None,
+    add_bos=False,
+    has_chat_template=False,
+    architecture="",
+    quantization="",
+)
+BOOT = Boot(start_id="", started_at=0, args=ServerArgs(), ports=PortArgs("/x"), files=FILES, processes=(), http_url="", state_dir="", cache_dir="", log_dir="")
+READY = Publish(
+    state="ready", stage="", reason="", degraded=(), progress=1, epoch=1, engine_up=True, detokenizer_incarnation=1, weights_version="", model={}, metrics=""
+)
+
+
+def view(**changes: Any) -> EngineView:
+    made = EngineView(BOOT, restarted=False)
+    made.prepared = True
+    made.take(msgspec.structs.replace(READY, **changes))
+    return made
+
+
+def refusal(v: EngineView) -> str | None:
+    error = v.refusal()
+    return error.code if error else None
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, None),
+        ({"degraded": ("slow",)}, None),
+        ({"state": "starting"}, "loading"),
+        ({"state": "loading"}, "loading"),
+        ({"state": "warming"}, "loading"),
+        ({"state": "recovering"}, "engine_unavailable"),
+        ({"engine_up": False}, "engine_unavailable"),
+        ({"detokenizer_incarnation": 0}, "engine_unavailable"),
+        ({"state": "paused"}, "engine_unavailable"),
+        ({"state": "failed"}, "engine_unavailable"),
+        ({"state": "draining"}, "draining"),
+        ({"state": "stopping"}, "draining"),
+    ],
+)
+def test_each_state_has_its_answer(changes: dict[str, Any], code: str | None) -> None:
+    assert refusal(view(**changes)) == code
+    assert view(**changes).ready == (code is None)
+
+
+def test_before_control_has_spoken() -> None:
+    fresh = EngineView(BOOT, restarted=False)
+    assert refusal(fresh) == "loading"
+    assert not fresh.started
+    assert fresh.metrics() is None
+    assert fresh.health(False)["status"] == "starting"
+    assert fresh.weights_version == "file"
+    assert fresh.context_length == 77
+
+
+def test_facts_come_from_the_engine_once_it_is_known() -> None:
+    known = view(model={"context_length": 50, "max_total_tokens": 60}, weights_version="w")
+    assert (known.context_length, known.kv_capacity, known.weights_version) == (50, 60, "w")
+
+
+def test_a_drain_command_counts_at_once_and_resume_ends_it() -> None:
+    v = view()
+    v.drain()
+    assert (v.state, refusal(v), v.draining) == ("draining", "draining", True)
+    v.resume()
+    assert refusal(v) is None
+    v.shutting_down = True
+    assert refusal(v) == "shutting_down"
+
+
+def request(rid: str) -> TokenizedGenerateReqInput:
+    return TokenizedGenerateReqInput(rid=rid, frontend=0, epoch=1, input_ids=[1, 2], sampling=SamplingParams(max_new_tokens=9))
+
+
+async def test_what_a_slow_reader_has_not_taken_is_merged() -> None:
+    generation = Generation("g", streamed=True)
+    a, b = generation.add(request("a")), generation.add(request("b"))
+    for i, text in enumerate("xyz"):
+        a.put(TextChunk("a", i, text, [i], cached_tokens=5))
+    b.put(TextChunk("b", 0, "w", [9], Finish("stop")))
+    assert await generation.wait(0)
+    deltas = generation.take()
+    assert [(d.index, d.text, d.token_ids) for d in deltas] == [(0, "xyz", [0, 1, 2]), (1, "w", [9])]
+    assert a.cached_tokens == 2, "never more than the prompt"
+    assert not generation.done
+    assert not await generation.wait(0.01)
+    a.put(TextChunk("a", 3, "", [], Finish("length")))
+    assert await generation.wait(1)
+    generation.take()
+    assert generation.done
+    assert a.output_ids == [0, 1, 2]
+
+
+async def test_a_whole_answer_is_woken_once_at_the_end() -> None:
+    generation = Generation("g", streamed=False)
+    a = generation.add(request("a"))
+    waiter = asyncio.create_task(generation.wait(5))
+    await asyncio.sleep(0)
+    a.put(TextChunk("a", 0, "x", [1]))
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    a.put(TextChunk("a", 1, "y", [2], Finish("stop")))
+    assert await waiter
+    assert generation.take()[0].text == "xy"
+
+
+async def test_errors_and_disconnects_wake_too_and_the_first_error_counts() -> None:
+    generation = Generation("g", streamed=False)
+    generation.add(request("a"))
+    waiter = asyncio.create_task(generation.wait(5))
+    await asyncio.sleep(0)
+    generation.fail(RequestError("one", code="aborted"))
+    generation.fail(RequestError("two", code="loading"))
+    assert await waiter
+    assert generation.error is not None
+    assert generation.error.message == "one"
+    other = Generation("h", streamed=False)
+    other.disconnect()
+    assert await other.wait(0)
+
+
+def test_the_worst_outcome_stays() -> None:
+    exchange = Exchange()
+    for outcome in ("stop", "error", "length"):
+        exchange.settle(outcome)
+    assert exchange.outcome == "error"
+
+
+def test_every_code_has_a_known_outcome() -> None:
+    from llmd.errors import CODES
+
+    assert {outcome_of(RequestError("", code=code)) for code in CODES} <= set(OUTCOMES)
+
+
+def log_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(log: AccessLog, path: str, status: int) -> None:
+    exchange = Exchange()
+    exchange.status = status
+    exchange.request_id = 'a"b'
+    log.write({"path": path, "method": "GET", "client": ("127.0.0.1", 5)}, exchange)
+
+
+def test_excluded_paths_are_whole_segments_and_only_2xx(tmp_path: Path) -> None:
+    log = AccessLog(tmp_path / "log" / "access.log", role="frontend-0", exclude=("/metrics", "/health/"), as_json=True)
+    log.start()
+    for path, status in [("/metrics", 200), ("/metrics/x", 204), ("/metricsx", 200), ("/metrics", 503), ("/health", 200), ("/health_generate", 200)]:
+        write(log, path, status)
+    log.close()
+    assert [(line["path"], line["status"]) for line in log_lines(tmp_path / "log" / "access.log")] == [
+        ("/metricsx", 200),
+        ("/metrics", 503),
+        ("/health_generate", 200),
+    ]
+
+
+def test_newlines_cannot_forge_a_line(tmp_path: Path) -> None:
+    for as_json in (True, False):
+        path = tmp_path / f"{as_json}.log"
+        log = AccessLog(path, role="f", exclude=(), as_json=as_json)
+        log.start()
+        write(log, "/a\n{}\x1b[31m", 404)
+        log.close()
+        assert len(path.read_text().splitlines()) == 1
+        assert "\x1b" not in path.read_text()
+
+
+def test_rotation_bounds_size_and_number_with_two_writers(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    logs = [AccessLog(path, role=f"f{i}", exclude=(), as_json=True, max_bytes=20_000) for i in range(2)]
+    for log in logs:
+        log.start()
+
+    def many(log: AccessLog) -> None:
+        for _ in range(2000):
+            write(log, "/x", 200)
+
+    threads = [threading.Thread(target=many, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for log in logs:
+        log.close()
+    files = [p for p in tmp_path.iterdir() if p.suffix != ".lock"]
+    assert 1 < len(files) <= KEEP + 1
+    for file in files:
+        assert file.stat().st_mode & 0o007 == 0
+        log_lines(file)
+
+
+def test_a_log_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    log = AccessLog(tmp_path / "file" / "access.log", role="f", exclude=(), as_json=True)
+    log.start()
+    for _ in range(5):
+        write(log, "/x", 200)
+    log.close()
+    assert len([r for r in caplog.records if "access log" in r.message]) == 1
+    assert log.dropped == 5
