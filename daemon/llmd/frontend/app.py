@@ -12,13 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmd.errors import RequestError
-from llmd.frontend.exchange import exchange_of, outcome_of
+from llmd.frontend.body import ClientGone
+from llmd.frontend.exchange import CLIENT_GONE, exchange_of, outcome_of
 from llmd.frontend.gate import App, Gate
 from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
 from llmd.frontend.openai.chat import ChatCompletions
 from llmd.frontend.openai.completions import Completions
 from llmd.frontend.openai.models import Model, Models
-from llmd.frontend.replies import error_body
+from llmd.frontend.replies import error_body, error_headers, internal_error
 from llmd.frontend.runtime import Runtime
 
 _CODES: Final = {404: "not_found", 405: "method_not_allowed"}
@@ -30,6 +31,8 @@ def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) ->
     app.router.routes[:] = _routes(runtime)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientGone, _on_client_gone)
+    app.add_exception_handler(Exception, _on_fault)
     return Gate(app, runtime)
 
 
@@ -58,28 +61,33 @@ class _Asgi:
     """Marks a callable as ASGI for starlette, which takes functions for request handlers; notes the route that was taken."""
 
     def __init__(self, path: str, app: App) -> None:
-        self._path = path
+        self._label = path.replace("{model:path}", "ID")
         self._app = app
         self.__name__ = getattr(app, "__name__", type(app).__name__)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange_of(scope).endpoint = self._path
+        exchange_of(scope).endpoint = self._label
         await self._app(scope, receive, send)
 
 
 def _respond(request: Request, error: RequestError, headers: dict[str, str] | None = None) -> Response:
     exchange_of(request.scope).settle(outcome_of(error))
-    more = dict(headers or {})
-    if error.retry_after is not None:
-        more["Retry-After"] = str(error.retry_after)
-    if error.code == "request_too_large":
-        more["Connection"] = "close"
-    return Response(error_body(error), error.status, more, "application/json")
+    return Response(error_body(error), error.status, {**(headers or {}), **error_headers(error)}, "application/json")
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return _respond(request, error)
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    exchange_of(request.scope).settle("client_disconnect")
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """The answer to an error of our own; starlette raises it again afterwards, and the gate logs it."""
+    return _respond(request, internal_error())
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

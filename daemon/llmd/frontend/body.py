@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
+from collections.abc import MutableMapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from llmd.frontend.limits import INLINE_BODY, MAX_JSON_DEPTH
 #: Seconds and bytes beyond the limit for which a body that is too large is still read, so that the client gets the answer instead of a reset.
 SWALLOW_S: Final = 2.0
 SWALLOW_BYTES: Final = 64 * 2**20
+#: Seconds in which some byte of a body has to come.
+BODY_IDLE_S: Final = 60.0
 
 _BRACKETS: Final = re.compile(rb'[\[{]|[\]}]|"(?:[^"\\]|\\.)*"')
 
@@ -42,7 +44,7 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        message = await _next(receive)
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
@@ -56,12 +58,20 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
             return b"".join(parts)
 
 
+async def _next(receive: Receive) -> MutableMapping[str, Any]:
+    try:
+        async with asyncio.timeout(BODY_IDLE_S):
+            return await receive()
+    except TimeoutError:
+        raise RequestError(f"no byte of the request body came for {BODY_IDLE_S:g} s", status=408) from None
+
+
 async def _swallow(receive: Receive) -> None:
-    end = time.monotonic() + SWALLOW_S
+    """Read on for a moment, so that the client has sent all it wants to send when the answer comes."""
     size = 0
     try:
-        async with asyncio.timeout_at(asyncio.get_running_loop().time() + SWALLOW_S):
-            while size <= SWALLOW_BYTES and time.monotonic() < end:
+        async with asyncio.timeout(SWALLOW_S):
+            while size <= SWALLOW_BYTES:
                 message = await receive()
                 size += len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body"):

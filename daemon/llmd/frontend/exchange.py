@@ -17,6 +17,9 @@ KEY: Final = "llmd.exchange"
 #: Key of the connection's transport in the ASGI scope.
 TRANSPORT: Final = "llmd.transport"
 
+#: Status in the access log of a request whose client left before the answer.
+CLIENT_GONE: Final = 499
+
 #: Outcomes from best to worst: of several choices the worst is counted.
 OUTCOMES: Final = (
     "ok",

@@ -1,5 +1,5 @@
-"""`Gate`: the outermost ASGI layer. Every HTTP request passes it once: ids checked and echoed, headers added, errors of last
-resort turned into the envelope, the outcome counted, the access log written.
+"""`Gate`: the outermost ASGI layer. Every HTTP request passes it once: ids checked and echoed, headers added, errors of
+our own logged under the request's id, the outcome counted, the access log written.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from llmd.errors import RequestError
-from llmd.frontend.body import ClientGone
 from llmd.frontend.exchange import KEY, Exchange, Receive, Scope, Send, outcome_of
 from llmd.frontend.limits import MAX_REQUEST_ID
 from llmd.frontend.replies import reply_error
 from llmd.frontend.runtime import Runtime
-from llmd.frontend.serving import CLIENT_GONE
 
 log = logging.getLogger(__name__)
 
@@ -33,40 +31,31 @@ class Gate:
             await self._app(scope, receive, send)
             return
         exchange = scope[KEY] = Exchange()
+        complete = False
 
         async def passing(message: MutableMapping[str, Any]) -> None:
+            nonlocal complete
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._headers(exchange)]
+            elif not message.get("more_body"):
+                complete = True
             await send(message)
 
         try:
-            await self._pass(scope, receive, passing, exchange)
-        finally:
-            self._count(scope, exchange)
-            self._runtime.access_log.write(scope, exchange)
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        try:
             exchange.request_id = _request_id(scope)
-            await self._app(scope, receive, send)
-        except ClientGone:
-            exchange.settle("client_disconnect")
-            exchange.status = exchange.status or CLIENT_GONE
+            await self._app(scope, receive, passing)
         except RequestError as error:
-            await self.fail(send, exchange, error)
+            exchange.settle(outcome_of(error))
+            await reply_error(passing, error)
         except Exception:
             log.exception("a request failed", extra={"request_id": exchange.request_id, "rid": exchange.rid})
             exchange.settle("error")
-            if exchange.status:
+            if not complete:
                 raise
-            await self.fail(send, exchange, RequestError("the server made an error; its log has the details", code="internal_error"))
-
-    async def fail(self, send: Send, exchange: Exchange, error: RequestError) -> None:
-        """Answer with an error's envelope."""
-        exchange.settle(outcome_of(error))
-        headers = [(b"connection", b"close")] if error.code == "request_too_large" else []
-        await reply_error(send, error, headers)
+        finally:
+            self._count(scope, exchange)
+            self._runtime.access_log.write(scope, exchange)
 
     def _headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
         view = self._runtime.view

@@ -29,14 +29,23 @@ async def reply_json(send: Send, status: int, body: Any, headers: list[tuple[byt
     await reply(send, status, dumps(body), headers)
 
 
+def internal_error() -> RequestError:
+    """The generic text of an error of our own; the log has the rest under the request's id."""
+    return RequestError("the server made an error; its log has the details", code="internal_error")
+
+
 def error_body(error: RequestError) -> bytes:
     """`{"error": {...}}`."""
     return dumps(envelope(error.message, error.status, code=error.code, param=error.param))
 
 
-async def reply_error(send: Send, error: RequestError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    """Send an error's envelope with its status, and Retry-After where it has one."""
-    more = list(headers or ())
-    if error.retry_after is not None:
-        more.append((b"retry-after", b"%d" % error.retry_after))
-    await reply(send, error.status, error_body(error), more)
+def error_headers(error: RequestError) -> dict[str, str]:
+    """Retry-After where trying again helps; `Connection: close` where a body is left unread."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return {**headers, "connection": "close"} if error.status in (408, 413) else headers
+
+
+async def reply_error(send: Send, error: RequestError) -> None:
+    """Send an error's envelope with its status."""
+    headers = [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
+    await reply(send, error.status, error_body(error), headers)

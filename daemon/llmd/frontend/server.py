@@ -16,6 +16,8 @@ from llmd.frontend.replies import error_body
 
 #: Bytes of one request's headers at most; the parser itself has no limit.
 MAX_HEADER_BYTES = 64 * 1024
+#: Seconds for a new connection's, or a begun request's, headers.
+HEADERS_S = 30.0
 #: Send buffer of a connection: small, so that the kernel does not hide a client that has stopped reading.
 SEND_BUFFER = 128 * 1024
 
@@ -29,8 +31,24 @@ class HttpProtocol(HttpToolsProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._header_timer.cancel()
+        super().connection_lost(exc)
+
+    def _expect_headers(self) -> None:
+        """A connection that does not send the headers of a request in time is closed."""
+        self._header_timer = self.loop.call_later(HEADERS_S, self.timeout_keep_alive_handler)
+
+    def on_headers_complete(self) -> None:
+        self._header_timer.cancel()
+        super().on_headers_complete()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._header_timer.cancel()
+        self._expect_headers()
         self.scope[TRANSPORT] = self  # type: ignore[typeddict-unknown-key]
         self._header_bytes = 0
 

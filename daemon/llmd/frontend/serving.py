@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import NamedTuple
 
 from llmd.errors import RequestError
-from llmd.frontend.exchange import TRANSPORT, Exchange, Receive, Scope, Send, outcome_of
+from llmd.frontend.exchange import CLIENT_GONE, TRANSPORT, Exchange, Receive, Scope, Send, outcome_of
 from llmd.frontend.openai.answers import DONE, Answer
-from llmd.frontend.replies import error_body, reply
+from llmd.frontend.replies import error_body, internal_error, reply
 from llmd.frontend.req_state import Delta, Generation
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.server import HttpProtocol
 from llmd.frontend.tokenizer_manager import ChoiceSpec
 
+log = logging.getLogger(__name__)
+
 #: What a proxy sees while a stream has nothing to say.
 PING = b": ping\n\n"
 EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-
-#: Status in the access log of a request whose client left before the answer.
-CLIENT_GONE = 499
 
 
 class Call(NamedTuple):
@@ -93,6 +93,18 @@ class _Stream:
         self._started = False
 
     async def run(self) -> None:
+        """Until the last byte is sent or the client is gone."""
+        try:
+            await self._run()
+        except (RequestError, SlowClient):
+            raise
+        except Exception:
+            if not self._started:
+                raise
+            log.exception("a stream failed", extra={"request_id": self._call.exchange.request_id, "rid": self._call.exchange.rid})
+            await self._fail(b"", internal_error())
+
+    async def _run(self) -> None:
         generation, answer = self._generation, self._answer
         while True:
             if not await generation.wait(self._ping):

@@ -20,6 +20,7 @@ from llmd.errors import RequestError
 from llmd.frontend.channels import Incoming, SchedulerPort
 from llmd.frontend.engine_view import EngineView, engine_unavailable, shutting_down
 from llmd.frontend.limits import INLINE_TEXT
+from llmd.frontend.replies import internal_error
 from llmd.frontend.req_state import Generation, ReqState
 from llmd.observability.totals import Meter
 from llmd.tokenizer.chat import ChatTemplate
@@ -203,7 +204,7 @@ class TokenizerManager:
                 return
             log.error("output of a request starts at token %d, expected %d", chunk.first, expected, extra={"rid": chunk.rid})
             self.release(state.generation, "internal_error")
-            state.generation.fail(RequestError("the server made an error; its log has the details", code="internal_error"))
+            state.generation.fail(internal_error())
             return
         if state.generation.metered:
             self._measure(state, len(chunk.token_ids), now)
