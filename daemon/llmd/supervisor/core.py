@@ -289,10 +289,12 @@ class Core:
     def _step_units(self, now: float) -> bool:
         spawned = False
         for name, unit in self.units.items():
-            history = self._histories.get(unit.group, ())
-            outcome = policy.step(unit, self.states[name], history, self.settings.restart, self._world(), now, self._os.random)
-            self.states[name], self._histories[unit.group] = outcome.state, outcome.history
-            spawned |= self._act(unit, outcome.actions, "reload")
+            # Twice, so that a death whose restart is due at once is answered in the same round.
+            for _ in range(2):
+                history = self._histories.get(unit.group, ())
+                outcome = policy.step(unit, self.states[name], history, self.settings.restart, self._world(), now, self._os.random)
+                self.states[name], self._histories[unit.group] = outcome.state, outcome.history
+                spawned |= self._act(unit, outcome.actions, "reload")
         return spawned
 
     def _act(self, unit: Unit, actions: tuple[policy.Action, ...], reason: Reason) -> bool:

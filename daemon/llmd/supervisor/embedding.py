@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
-import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,8 +17,6 @@ from llmd.supervisor.loop import LlmdSupervisor, seconds_left_of
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.options import LlmdOptions
 from llmd.supervisor.os_seam import Os
-
-log = logging.getLogger(__name__)
 
 
 class Embedding:
@@ -74,10 +69,7 @@ class Embedding:
 
     def write_state(self, state: str, stage: str, reason: str) -> None:
         """RUN/state.json: what llmctl shows when nobody answers."""
-        try:
-            rundir.write_file(self._ports.last_state, json.dumps({"state": state, "stage": stage, "reason": reason, "at": self._os.wall()}).encode(), 0o640)
-        except OSError as error:
-            log.warning("cannot write %s: %s", self._ports.last_state, os.strerror(error.errno or 0))
+        rundir.write_state(self._ports.last_state, state, stage, reason, self._os.wall())
 
     def _kill_all(self) -> None:
         assert self._supervisor is not None

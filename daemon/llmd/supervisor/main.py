@@ -21,7 +21,7 @@ from llmd.config import ServerArgs
 from llmd.config.check import check_args
 from llmd.config.load import load_config
 from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
-from llmd.errors import EXIT_OK, ResourceError, UsageError
+from llmd.errors import EXIT_OK, LlmdError, ResourceError, UsageError
 from llmd.observability import logs
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
@@ -79,6 +79,24 @@ def prepare(
     ports.check(args.http.workers)
     rundir.prepare(ports, args.admin.group)
     lock = rundir.Lock(ports.lock)
+    try:
+        return *_prepare_locked(args, dirs, ports, lock, admin_socket, env, os_, allow_failpoints=allow_failpoints), lock
+    except LlmdError as error:
+        rundir.write_state(ports.last_state, "failed", "", error.message.partition("\n")[0], os_.wall())
+        raise
+
+
+def _prepare_locked(
+    args: ServerArgs,
+    dirs: Dirs,
+    ports: PortArgs,
+    lock: rundir.Lock,
+    admin_socket: Path,
+    env: MutableMapping[str, str],
+    os_: Os,
+    *,
+    allow_failpoints: bool,
+) -> tuple[Boot, Listener]:
     rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
     failpoints.hit("supervisor.bind")
     listener = sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
@@ -113,7 +131,7 @@ def prepare(
         rundir.write_file(ports.boot, boot.dump())
     except OSError as error:
         raise ResourceError(f"cannot write {ports.boot}: {os.strerror(error.errno or 0)}") from None
-    return boot, listener, lock
+    return boot, listener
 
 
 def _supervise(boot: Boot, listener: Listener, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os) -> int:

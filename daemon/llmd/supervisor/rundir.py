@@ -7,6 +7,7 @@ import errno
 import fcntl
 import grp
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from llmd.errors import ResourceError
 from llmd.plan.ports import PortArgs
+
+log = logging.getLogger(__name__)
 
 RUN_MODE = 0o750
 PRIVATE_MODE = 0o700
@@ -115,6 +118,14 @@ def _remove_socket(path: Path, *, strict: bool) -> None:
         return
     except OSError as error:
         raise ResourceError(f"cannot remove the stale socket {path}: {os.strerror(error.errno or 0)}") from None
+
+
+def write_state(path: Path, state: str, stage: str, reason: str, at: float) -> None:
+    """RUN/state.json; a disk that refuses it costs a WARNING."""
+    try:
+        write_file(path, json.dumps({"state": state, "stage": stage, "reason": reason, "at": at}).encode(), 0o640)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, os.strerror(error.errno or 0))
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:

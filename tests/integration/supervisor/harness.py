@@ -61,24 +61,24 @@ class Embedded:
     def start(self, *, up: bool = True, env: dict[str, str] | None = None, stderr: Any = None, **popen: Any) -> Embedded:
         whole = {**os.environ, "TRACE": str(self.trace_path), **(env or {})}
         log = self.log_path.open("ab") if stderr is None else stderr
-        self.process = subprocess.Popen([sys.executable, str(HERE / "embed.py"), str(self.directory / "given.json")], env=whole, stdout=log, stderr=log, **popen)
+        argv = [sys.executable, str(HERE / "embed.py"), str(self.directory / "given.json")]
+        self.process = subprocess.Popen(argv, env=whole, stdout=log, stderr=log, **popen)
         if stderr is None:
             log.close()
         if up:
             until("all children are up", lambda: all(self.pid(name) for name in self.names))
         return self
 
-    @property
-    def rpc(self) -> Any:
+    def rpc(self, method: str, *arguments: Any) -> Any:
+        """One XML-RPC call, `namespace.method`."""
         url = f"unix://{self.run_dir / 'private' / 'supervisor.sock'}"
-        return xmlrpc.client.ServerProxy("http://127.0.0.1", transport=SupervisorTransport(None, None, url))
+        with contextlib.closing(SupervisorTransport(None, None, url)) as transport:
+            proxy = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
+            return getattr(proxy, method)(*arguments)
 
     def call(self, method: str, **arguments: Any) -> Any:
-        proxy = self.rpc
-        try:
-            return json.loads(getattr(proxy.llmd, method)(json.dumps(arguments)))
-        finally:
-            proxy("close")()
+        """One call in control's namespace."""
+        return json.loads(self.rpc(f"llmd.{method}", json.dumps(arguments)))
 
     def snapshot(self) -> Any:
         """Also a report: control says that all is well, and whether READY was reached is unchanged."""

@@ -1,0 +1,130 @@
+"""The command line's exit statuses, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.supervisor.harness import SLOW, until
+
+
+def argv(directory: Path, *words: str) -> list[str]:
+    dirs = {name: directory / name for name in ("run_dir", "state_dir", "cache_dir", "log_dir")}
+    sets = [word for name, path in dirs.items() for word in ("--set", f"{name}={path}")]
+    return [sys.executable, "-m", "llmd.cli", words[0], *sets, *words[1:]]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("LLMD_")} | more
+
+
+def llmd(directory: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv(directory, *words), env=environment(**env), capture_output=True, text=True, timeout=30 * SLOW, check=False)
+
+
+DUMMY = ("--allow-failpoints", "--model", "dummy", "--port", "0")
+
+
+@pytest.mark.parametrize("words", [("--no-such-flag",), ("surplus",)])
+def test_a_bad_command_line_is_2(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert llmd(tmp_path, "run", *words).returncode == 2
+
+
+def test_failpoints_need_their_flag(tmp_path: Path) -> None:
+    done = llmd(tmp_path, "run", "--model", "dummy", LLMD_FAILPOINTS="scheduler.step=kill")
+    assert done.returncode == 2
+    assert "--allow-failpoints" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--set", "http.prot=1"), "http.prot"),
+        (("--set", "parallel.tp=2"), "parallel.tp"),
+        (("--model", "dummy"), "--allow-failpoints"),
+        (("--host", "0.0.0.0"), "0.0.0.0"),
+        (("--model", "/nonexistent/model.gguf"), "/nonexistent/model.gguf"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_what_can_never_work_is_78_and_named(tmp_path: Path, verb: str, words: tuple[str, ...], names: str) -> None:
+    long = {"--model": "model.path=", "--host": "http.host="}
+    if verb == "check" and words[0] in long:
+        words = ("--set", long[words[0]] + words[1])
+    done = llmd(tmp_path, verb, *words, *(("--port", "0") if verb == "run" else ()))
+    assert done.returncode == 78
+    assert names in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_busy_port_is_71_at_once_and_before_any_model_file_is_opened(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    os.mkfifo(model)  # opening it would hang
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        began = time.monotonic()
+        done = llmd(tmp_path, "run", "--model", str(model), "--port", str(port))
+    assert done.returncode == 71
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert time.monotonic() - began < 5 * SLOW
+
+
+def test_a_run_directory_too_long_for_sockets_is_71(tmp_path: Path) -> None:
+    done = llmd(tmp_path / ("x" * 150), "run", *DUMMY)
+    assert done.returncode == 71
+    assert "107" in done.stderr
+
+
+def test_a_file_in_a_sockets_place_is_71_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "run_dir").mkdir(mode=0o750)
+    (tmp_path / "run_dir" / "admin.sock").write_text("precious")
+    done = llmd(tmp_path, "run", *DUMMY)
+    assert done.returncode == 71
+    assert str(tmp_path / "run_dir" / "admin.sock") in done.stderr
+    assert (tmp_path / "run_dir" / "admin.sock").read_text() == "precious"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_while_the_model_is_checked_is_0(tmp_path: Path, number: signal.Signals) -> None:
+    command = argv(tmp_path, "run", *DUMMY)
+    slow = environment(LLMD_FAILPOINTS="supervisor.plan=delay(20s)")
+    with subprocess.Popen(command, env=slow, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        try:
+            until("the lock is written", lambda: (tmp_path / "run_dir" / "llmd.lock").exists() and (tmp_path / "run_dir" / "llmd.lock").read_text())
+            process.send_signal(number)
+            assert process.wait(10 * SLOW) == 0
+        finally:
+            process.kill()
+
+
+def test_check_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    done = llmd(tmp_path, "check", "--allow-failpoints", "--set", "model.path=dummy")
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in ("control-0", "frontend-0", "detokenizer-0", "scheduler-0", "http://127.0.0.1:8000"))
+    assert not (tmp_path / "run_dir").exists()
+
+
+def test_check_prints_the_effective_configuration_with_sources(tmp_path: Path) -> None:
+    done = llmd(tmp_path, "check", "--print", "--set", "http.port=8123", LLMD_HTTP__WORKERS="3")
+    assert done.returncode == 0
+    assert "8123" in done.stdout
+    assert "environment LLMD_HTTP__WORKERS" in done.stdout
+
+
+def test_help_has_the_exit_statuses() -> None:
+    done: Any = subprocess.run([sys.executable, "-m", "llmd.cli", "run", "--help"], capture_output=True, text=True, check=True)
+    assert all(f"  {status} " in done.stdout for status in (0, 2, 70, 71, 78, 130))
+
+
+def test_the_models_are_listed(tmp_path: Path) -> None:
+    done = llmd(tmp_path, "models")
+    assert done.returncode == 0
+    assert "smollm2-135m-instruct" in done.stdout

@@ -1,0 +1,223 @@
+"""The supervisor's mind, with hands and a clock of the test's own."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from llmd.config.server_args import RestartArgs, ServerArgs
+from llmd.plan.context import STACKS_SIGNAL
+from llmd.plan.ports import PortArgs
+from llmd.plan.spec import make_plan
+from llmd.supervisor.core import Core, Report, Settings
+from llmd.supervisor.notify import Notifier
+from llmd.supervisor.os_seam import Os
+
+SPECS = make_plan(ServerArgs(), PortArgs("/run/llmd"), threads=1)
+
+
+class World(Os):
+    """Kernel, clock and hands in one: processes are numbers in a table."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pids: dict[str, int] = {}
+        self.next_pid = 100
+        self.sent: list[tuple[int, int]] = []
+        self.told: list[str] = []
+        self.deaf: set[str] = set()
+        self.core: Core
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def random(self) -> float:
+        return 0.5
+
+    def pid(self, name: str | None = None) -> int:
+        return 1 if name is None else self.pids.get(name, 0)
+
+    def state(self, name: str) -> str:
+        return "running" if self.pids.get(name) else "exited"
+
+    def spawn(self, name: str) -> None:
+        self.core.on_starting(name)
+        self.next_pid += 1
+        self.pids[name] = self.next_pid
+
+    def terminate(self, name: str) -> None:
+        self.sent.append((self.pids[name], signal.SIGTERM))
+        if name not in self.deaf:
+            self.die(name, 0)
+
+    def tell(self, word: str) -> None:
+        self.told.append(word)
+
+    def kill(self, pid: int, sig: int) -> bool:
+        self.sent.append((pid, sig))
+        return True
+
+    def kill_group(self, pid: int, sig: int) -> bool:
+        self.sent.append((pid, sig))
+        for name, other in list(self.pids.items()):
+            if other == pid:
+                self.die(name, -sig)
+        return True
+
+    def rss_bytes(self, pid: int) -> int:
+        return 1
+
+    def die(self, name: str, status: int) -> None:
+        pid = self.pids.pop(name)
+        self.core.on_exit(name, pid, status, False)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.core.tick()
+
+
+@pytest.fixture
+def world() -> World:
+    return make()
+
+
+def make(**settings: Any) -> World:
+    world = World()
+    told: list[Any] = []
+    world.core = Core(
+        SPECS,
+        Settings(start_id="x", **settings),
+        world,
+        os_=world,
+        notifier=Notifier({}),
+        tail=lambda name: [f"last line of {name}"],
+        on_ready=told.append,
+        on_state=lambda *_: None,
+    )
+    world.tick()
+    return world
+
+
+def ready(world: World, **more: Any) -> dict[str, Any]:
+    return world.core.report(Report(state="ready", progressing=True, ready=True, **more))
+
+
+def test_all_are_started_at_once_in_the_order_of_the_plan(world: World) -> None:
+    assert list(world.pids) == [spec.name for spec in SPECS]
+    assert {p["incarnation"] for p in world.core.snapshot()["processes"]} == {1}
+
+
+def test_a_control_that_reports_lives_and_a_silent_one_is_killed(world: World) -> None:
+    pid = world.pids["control-0"]
+    for _ in range(20):
+        ready(world)
+        world.tick(1.0)
+    assert world.pids["control-0"] == pid
+    for _ in range(7):
+        world.tick(1.0)
+    assert (pid, STACKS_SIGNAL) in world.sent
+    assert (pid, signal.SIGKILL) in world.sent
+    assert world.pids["control-0"] != pid
+
+
+def test_a_supervisor_that_was_stopped_itself_does_not_blame_control(world: World) -> None:
+    ready(world)
+    pid = world.pids["control-0"]
+    world.tick(3600.0)
+    assert world.pids["control-0"] == pid
+    assert not world.sent
+
+
+def test_a_control_that_starts_has_time(world: World) -> None:
+    for _ in range(25):
+        world.tick(1.0)
+    assert not world.sent
+    for _ in range(8):
+        world.tick(1.0)
+    assert world.sent
+
+
+def test_a_pid_that_is_not_that_process_any_more_is_not_touched(world: World) -> None:
+    ready(world)
+    pid = world.pids["scheduler-0"]
+    assert world.core.kill("scheduler-0", pid, "hang")
+    world.die("scheduler-0", -11)
+    world.tick()
+    assert world.pids["scheduler-0"] != pid
+    world.tick(1.0)
+    assert (pid, signal.SIGKILL) not in world.sent
+    assert not world.core.kill("scheduler-0", pid, "hang")
+    assert not world.core.kill("no-such", 1, "hang")
+
+
+def test_the_epoch_counts_engines_not_ranks_or_helpers(world: World) -> None:
+    ready(world)
+    world.die("detokenizer-0", 1)
+    world.tick()
+    assert world.core.epoch == 1
+    world.die("scheduler-0", 1)
+    world.tick()
+    assert world.core.epoch == 2
+
+
+def test_the_loop_sleeps_until_the_next_thing_to_do() -> None:
+    world = make(restart=RestartArgs(backoff=(7.0, 7.0, 7.0)), control_timeout=100.0)
+    ready(world)
+    world.die("scheduler-0", 1)
+    world.tick()
+    assert world.core.seconds_left() == pytest.approx(7.0)
+    world.core.on_term("SIGTERM")
+    world.tick(8.0)
+    assert 20 <= world.core.seconds_left() <= 30
+    world.core.shutdown(0, "test")
+    assert world.core.seconds_left() == pytest.approx(10.0)
+
+
+def test_a_drain_without_a_frontend_has_nothing_to_wait_for(world: World) -> None:
+    ready(world, requests=4)
+    world.core.on_term("SIGTERM")
+    world.die("frontend-0", 1)
+    for _ in range(5):
+        world.tick()
+    assert world.core.exit_status == 0
+
+
+def test_control_comes_back_in_a_drain_while_requests_are_in_flight(world: World) -> None:
+    ready(world, requests=4)
+    world.core.on_term("SIGTERM")
+    world.die("control-0", 1)
+    world.core.tick()
+    world.core.tick()
+    # Its first report has not come, so what the old one said still holds.
+    assert world.pids["control-0"]
+    assert world.core.exit_status is None
+
+
+def test_giving_up_wins_over_a_stop_and_the_first_reason_over_later_ones(world: World) -> None:
+    ready(world)
+    world.deaf = set(world.pids)
+    world.core.shutdown(0, "asked")
+    world.core.give_up(70, "lost")
+    world.core.give_up(71, "later")
+    world.tick(2.0)
+    world.tick()
+    assert world.core.exit_status == 70
+    assert world.core.last_words == ["lost"]
+
+
+def test_a_stopped_unit_is_not_restarted_by_control(world: World) -> None:
+    ready(world)
+    world.core.hold("engine")
+    assert world.core.restart("engine") == "engine was stopped by an operator"
+    world.core.release("engine")
+    assert world.core.restart("engine") is None
+    assert world.core.restart("nonsense") == "no such unit: nonsense"
+
+
+def test_last_exit_holds_the_last_lines(world: World) -> None:
+    ready(world)
+    world.die("scheduler-0", -6)
+    last = next(p for p in world.core.snapshot()["processes"] if p["name"] == "scheduler-0")["last_exit"]
+    assert (last["status"], last["reason"], last["stderr"]) == (-6, "signal", "last line of scheduler-0")
