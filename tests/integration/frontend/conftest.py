@@ -341,6 +341,7 @@ class World:
     def outcomes(self) -> dict[str, float]:
         """Outcome -> requests, over all endpoints, from the last heartbeat."""
         counts: dict[str, float] = {}
+        wait_for(lambda: bool(self.control.beats), 5, "a heartbeat")
         for name, value in self.control.beats[-1].totals.counters.items():
             if name.startswith("llmd_requests_total{"):
                 outcome = name.split('outcome="')[1].split('"')[0]

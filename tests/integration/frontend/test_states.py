@@ -31,21 +31,28 @@ def error(answer: httpx.Response) -> dict[str, Any]:
 
 
 class Background(threading.Thread):
-    """A request in the background; `answer` is there after join."""
+    """A request in the background; `begun` is set with the first byte of its answer's body."""
 
     def __init__(self, world: World, **changes: Any) -> None:
         super().__init__(daemon=True)
         self._world, self._changes = world, changes
-        self.answer: httpx.Response | None = None
+        self._status = 0
+        self._headers = httpx.Headers()
+        self._body = b""
+        self.begun = threading.Event()
         self.start()
 
     def run(self) -> None:
-        self.answer = comp(self._world, **self._changes)
+        with httpx.stream("POST", self._world.url + "/v1/completions", json={**COMP, **self._changes}, timeout=15) as answer:
+            for piece in answer.iter_raw():
+                self._body += piece
+                self.begun.set()
+            self._status, self._headers = answer.status_code, answer.headers
 
     def result(self) -> httpx.Response:
         self.join(10)
-        assert self.answer is not None, "the request hangs"
-        return self.answer
+        assert self._status, "the request hangs"
+        return httpx.Response(self._status, headers=self._headers, content=self._body)
 
     @property
     def events(self) -> list[str]:
@@ -91,8 +98,7 @@ def test_alive_before_control_is_there_and_loading_until_ready(make_world: Calla
     wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 200, 2)
     assert httpx.get(world.url + "/startupz").status_code == 200
     assert comp(world, max_tokens=5).json()["choices"][0]["text"] == "hello"
-    time.sleep(0.15)
-    assert world.outcomes() == {"rejected": 2, "ok": 1, "length": 1}
+    wait_for(lambda: world.outcomes() == {"rejected": 2, "ok": 1, "length": 1}, 3)
     assert world.control.counter("llmd_generation_tokens_total") == 5
     assert world.control.counter("llmd_prompt_tokens_total") == 5
 
@@ -143,7 +149,7 @@ def test_requests_in_flight_end_with_an_error_not_with_silence(world: World, los
     slow(world)
     whole, stream = Background(world), Background(world, stream=True)
     running(world, 2)
-    time.sleep(0.1)
+    assert stream.begun.wait(5)
     world.control.publish(**loss)
     answer = whole.result()
     assert answer.status_code == 503
@@ -186,8 +192,7 @@ def test_a_scheduler_that_never_takes_a_request_is_an_error_too(world: World) ->
 def test_a_request_that_the_detokenizer_forgot(world: World) -> None:
     slow(world)
     stream = Background(world, stream=True)
-    running(world)
-    time.sleep(0.1)
+    assert stream.begun.wait(5)
     world.engine.say(Detokenizer404(rid=world.engine.requests[0].rid, epoch=1))
     assert json.loads(stream.events[-2])["error"]["code"] == "engine_unavailable"
     assert world.engine.wait_abort().code == "engine_unavailable"
@@ -232,7 +237,7 @@ def test_shutting_down_ends_every_request_with_that_error(world: World) -> None:
     slow(world)
     whole, stream = Background(world), Background(world, stream=True)
     running(world, 2)
-    time.sleep(0.1)
+    assert stream.begun.wait(5)
     reply = world.control.command("shutting_down")
     assert reply.ok
     assert reply.data == {"inflight": 0}
@@ -245,8 +250,7 @@ def test_shutting_down_ends_every_request_with_that_error(world: World) -> None:
 def test_sigterm_ends_with_0_and_with_the_error_for_what_is_open(world: World) -> None:
     slow(world)
     stream = Background(world, stream=True)
-    running(world)
-    time.sleep(0.1)
+    assert stream.begun.wait(5)
     start = time.monotonic()
     world.process.send_signal(signal.SIGTERM)
     assert world.process.wait(5) == 0
