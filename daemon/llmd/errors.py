@@ -5,7 +5,9 @@
     ├── ConfigError       exit 78  this config or these model files can never work; carries every fault found
     ├── ResourceError     exit 71  an OS resource: port, socket path, run directory, lock, file descriptors
     ├── GaveUp            exit 70  crash budget spent, engine lost
+    ├── StartupError               an Engine could not be started: at which stage, and with which exit status llmd ended
     └── RequestError      HTTP     one request cannot be answered; never costs another one
+        └── EngineDead             the llmd that an Engine has started is no more; no later request can be answered either
 
 A message says what is wrong and what to do next; it never holds a prompt or a secret.
 """
@@ -96,6 +98,18 @@ class GaveUp(LlmdError):
     exit_status = EXIT_GAVE_UP
 
 
+class StartupError(LlmdError):
+    """`Engine` could not be started. Everything it had begun has been undone.
+
+    `stage`: what was being done, such as `config`, `model files` or `loading weights`; `exit_code`: llmd's exit status (negative: a signal).
+    """
+
+    def __init__(self, stage: str, exit_code: int, message: str = "") -> None:
+        super().__init__(f"llmd did not start (stage {stage!r}, exit status {exit_code})" + (f": {message}" if message else ""))
+        self.stage = stage
+        self.exit_code = exit_code
+
+
 class RequestError(LlmdError):
     """One request cannot be answered. `code` (or None) picks the HTTP status; `param` is a path like `messages[0].content[1]`."""
 
@@ -109,6 +123,13 @@ class RequestError(LlmdError):
     def retry_after(self) -> int | None:
         """Seconds for the Retry-After header, or None."""
         return CODES[self.code][1] if self.code in CODES else None
+
+
+class EngineDead(RequestError):
+    """The llmd that an `Engine` had started has ended. The message names its pid and how it ended."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="engine_unavailable")
 
 
 def error_type(status: int) -> str:

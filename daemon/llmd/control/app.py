@@ -127,7 +127,7 @@ class ControlApp:
 
     def _watch(self) -> None:
         core, now = self.core, time.monotonic()
-        for verdict in watchdog.judge(core.table, core.snapshot, core.boot.args.supervision, now, core.started):
+        for verdict in watchdog.judge(core.supervised(), core.snapshot, core.boot.args.supervision, now, core.started):
             key = (verdict.name, verdict.pid)
             if now - self._killed.get(key, -KILL_AGAIN) < KILL_AGAIN:
                 continue

@@ -28,6 +28,10 @@ from llmd.wire.messages import Message, Publish, Ready
 log = logging.getLogger("llmd.control")
 
 
+#: The frontend of a caller that has embedded llmd: a worker that is no child of the supervisor.
+_EXTERNAL = frozenset({"frontend-0"})
+
+
 class Core:
     """See the module. Lives in control's one event loop."""
 
@@ -44,7 +48,7 @@ class Core:
         self.table = WorkerTable(self._worker_gone)
         self.channel = Channel(
             self.table,
-            expected=frozenset(p.name for p in self.boot.processes if p.role != "control"),
+            expected=frozenset(p.name for p in self.boot.processes if p.role != "control") | (_EXTERNAL if self.boot.external_frontend else frozenset()),
             on_message=self._message,
             on_bad_frame=lambda: self.ledger.inc("llmd_wire_bad_frames_total", channel="control"),
         )
@@ -69,7 +73,8 @@ class Core:
 
     def expected(self, role: str) -> int:
         """Processes of a role in the plan."""
-        return sum(p.role == role for p in self.boot.processes)
+        external = role == "frontend" and self.boot.external_frontend
+        return sum(p.role == role for p in self.boot.processes) + external
 
     def ready_workers(self, role: str) -> list[Worker]:
         return [w for w in self.table.role(role) if w.ready]
@@ -195,6 +200,10 @@ class Core:
         remembered = self.remembered
         remembered.files, remembered.model_path = self.boot.files, self.boot.args.model.path
         return msgspec.msgpack.encode(remembered)
+
+    def supervised(self) -> list[Worker]:
+        """Workers that may be killed when they hang: a caller that has embedded llmd is not llmd's to judge."""
+        return [w for w in self.table if not (self.boot.external_frontend and w.role == "frontend")]
 
     def gauge(self, name: str) -> float | None:
         """Sum of a gauge over the living workers; None where nobody has it."""

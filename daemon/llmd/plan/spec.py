@@ -82,6 +82,8 @@ class Boot(Struct, frozen=True, kw_only=True):
     cache_dir: str
     log_dir: str
     failpoints: bool = False
+    external_frontend: bool = False
+    """Frontend 0 is no child of the supervisor: it lives in the process that started llmd (`llmd.Engine`), and nothing serves HTTP."""
 
     @property
     def served_name(self) -> str:
@@ -96,8 +98,12 @@ class Boot(Struct, frozen=True, kw_only=True):
         return msgpack.decode(data, type=cls)
 
 
-def make_plan(args: ServerArgs, ports: PortArgs, *, threads: int, base_env: dict[str, str] | None = None) -> tuple[ProcessSpec, ...]:
-    """Processes for a resolved config. Pure: the same input gives the same plan. `threads`: compute threads of one scheduler rank."""
+def make_plan(
+    args: ServerArgs, ports: PortArgs, *, threads: int, base_env: dict[str, str] | None = None, external_frontend: bool = False
+) -> tuple[ProcessSpec, ...]:
+    """Processes for a resolved config. Pure: the same input gives the same plan. `threads`: compute threads of one scheduler rank.
+
+    `external_frontend`: no frontend is planned, because whoever starts llmd is one."""
     env = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -114,7 +120,7 @@ def make_plan(args: ServerArgs, ports: PortArgs, *, threads: int, base_env: dict
         argv = (sys.executable, "-m", "llmd.worker", role, "--boot", str(ports.boot), "--rank", str(rank))
         return ProcessSpec(role=role, rank=rank, group=group, stop_order=stop_order, title=title, argv=argv, env=more.pop("env", env), **more)
 
-    frontends = [spec("frontend", n, "frontend", 0, f"llmd: frontend {n}", takes_socket=True) for n in range(args.http.workers)]
+    frontends = [spec("frontend", n, "frontend", 0, f"llmd: frontend {n}", takes_socket=True) for n in range(0 if external_frontend else args.http.workers)]
     ranks = args.parallel.dp * args.parallel.pp * args.parallel.tp
     schedulers = [spec("scheduler", n, "engine", 1, f"llmd: scheduler {rank_label(args, n)}", env=engine_env) for n in range(ranks)]
     detokenizer = spec("detokenizer", 0, "detokenizer", 2, "llmd: detokenizer")

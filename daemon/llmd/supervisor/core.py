@@ -44,6 +44,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     stop_timeout: float = 10.0
     control_timeout: float = 5.0
+    external_frontend: bool = False
+    """The clients are in the process that started llmd: when it asks for the stop, or has died, nobody is left to drain for."""
 
 
 class Report(Struct, kw_only=True):
@@ -144,6 +146,9 @@ class Core:
         if self.mode in ("draining", "stopping"):
             return
         self._notifier.stopping()
+        if self.settings.external_frontend:
+            self._begin_stop(EXIT_OK, why, quick=True)
+            return
         if self.mode == "starting":
             log.warning("%s during the start: stopping", why)
             self.shutdown(EXIT_OK, why)

@@ -28,7 +28,7 @@ class Embedding:
         settings: Settings,
         *,
         ports: PortArgs,
-        listener: socket.socket,
+        listener: socket.socket | None,
         backlog: int,
         env: Mapping[str, str],
         sink: LogSink,

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -35,6 +35,8 @@ from llmd.supervisor.sockets import Listener
 
 log = logging.getLogger("llmd.supervisor")
 
+OnStage = Callable[[str], None]
+
 #: Name of the supervisor's own log file and lines.
 NAME = "supervisor"
 
@@ -49,11 +51,19 @@ class RunOptions(Struct, frozen=True):
 
 def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
     """Run llmd in the foreground. Returns the exit status, or raises an LlmdError before anything was started."""
-    os_ = Os()
-    _arm(options, env)
+    arm(env, allow_failpoints=options.allow_failpoints)
     loaded = load_config(options.config_file, list(options.overrides), env)
-    args = loaded.args
-    check_args(args, allow_failpoints=options.allow_failpoints)
+    return serve(loaded.args, env, allow_failpoints=options.allow_failpoints)
+
+
+def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow_failpoints: bool = False, on_stage: OnStage | None = None) -> int:
+    """`run` with a configuration that is there already.
+
+    `on_stage`: llmd is embedded. Nothing listens for HTTP, frontend 0 is the process that started this one, and it is told how
+    far the start is: a few words, and `boot` once the boot file can be read.
+    """
+    os_ = Os()
+    check_args(args, allow_failpoints=allow_failpoints)
     if args.observability.log_format == "auto":
         args = replace(args, observability=replace(args.observability, log_format="text" if sys.stderr.isatty() else "json"))
     dirs = resolve_dirs(args, env)
@@ -64,23 +74,26 @@ def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
     ports = PortArgs(dirs.run_dir)
     try:
         with preflight.interruptible():
-            boot, listener, _lock = prepare(args, dirs, ports, env, os_, allow_failpoints=options.allow_failpoints)
+            boot, listener, _lock = prepare(args, dirs, ports, env, os_, allow_failpoints=allow_failpoints, on_stage=on_stage)
     except preflight.Interrupted as signal:
         log.info("%s before anything was started", signal)
         return EXIT_OK
+    if on_stage is not None:
+        on_stage("boot")
     return _supervise(boot, listener, env, sink, notifier, os_)
 
 
 def prepare(
-    args: ServerArgs, dirs: Dirs, ports: PortArgs, env: MutableMapping[str, str], os_: Os, *, allow_failpoints: bool
-) -> tuple[Boot, Listener, rundir.Lock]:
+    args: ServerArgs, dirs: Dirs, ports: PortArgs, env: MutableMapping[str, str], os_: Os, *, allow_failpoints: bool, on_stage: OnStage | None = None
+) -> tuple[Boot, Listener | None, rundir.Lock]:
     """All that can fail for a reason that is not a worker's. Writes the boot file."""
+    _tell(on_stage, "run directory")
     admin_socket = Path(args.admin.socket) if args.admin.socket else ports.admin_socket
     ports.check(args.http.workers)
     rundir.prepare(ports, args.admin.group)
     lock = rundir.Lock(ports.lock)
     try:
-        return *_prepare_locked(args, dirs, ports, lock, admin_socket, env, os_, allow_failpoints=allow_failpoints), lock
+        return *_prepare_locked(args, dirs, ports, lock, admin_socket, env, os_, allow_failpoints=allow_failpoints, on_stage=on_stage), lock
     except LlmdError as error:
         rundir.write_state(ports.last_state, "failed", "", error.message.partition("\n")[0], os_.wall())
         raise
@@ -96,18 +109,23 @@ def _prepare_locked(
     os_: Os,
     *,
     allow_failpoints: bool,
-) -> tuple[Boot, Listener]:
+    on_stage: OnStage | None,
+) -> tuple[Boot, Listener | None]:
     rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
     failpoints.hit("supervisor.bind")
-    listener = sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
+    listener = sockets.listen(args.http.host, args.http.port, args.http.backlog, env) if on_stage is None else None
+    url = listener.url if listener is not None else ""
     start_id, started_at = secrets.token_hex(8), os_.wall()
     facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__}
-    lock.write({**facts, "http": listener.url, "admin_socket": str(admin_socket)})
+    lock.write({**facts, "http": url, "admin_socket": str(admin_socket)})
     cache_dir, base = Path(dirs.cache_dir), environ.cleaned(env, failpoints=allow_failpoints)
     if preflight.needs_pull(args, cache_dir):
+        _tell(on_stage, "pull")
         log.info("pulling %s into %s", args.model.path, cache_dir)
         preflight.pull(args.model.path, cache_dir, base, os_)
+    _tell(on_stage, "model files")
     files = preflight.check(args, cache_dir, base, os_)
+    _tell(on_stage, "plan")
     failpoints.hit("supervisor.plan")
     args = resolve_args(args, files, threads=cpus.available())
     threads = args.model.threads
@@ -118,12 +136,13 @@ def _prepare_locked(
         args=args,
         ports=ports,
         files=files,
-        processes=make_plan(args, ports, threads=threads),
-        http_url=listener.url,
+        processes=make_plan(args, ports, threads=threads, external_frontend=listener is None),
+        http_url=url,
         state_dir=dirs.state_dir,
         cache_dir=dirs.cache_dir,
         log_dir=dirs.log_dir,
         failpoints=allow_failpoints,
+        external_frontend=listener is None,
     )
     with contextlib.suppress(OSError):
         Path(dirs.state_dir).mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -134,7 +153,7 @@ def _prepare_locked(
     return boot, listener
 
 
-def _supervise(boot: Boot, listener: Listener, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os) -> int:
+def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os) -> int:
     supervision = boot.args.supervision
     settings = Settings(
         start_id=boot.start_id,
@@ -142,9 +161,13 @@ def _supervise(boot: Boot, listener: Listener, env: MutableMapping[str, str], si
         drain_timeout=boot.args.http.drain_timeout,
         stop_timeout=supervision.stop_timeout,
         control_timeout=supervision.control_timeout,
+        external_frontend=boot.external_frontend,
     )
 
     def on_ready(report: Report) -> None:
+        if boot.external_frontend:
+            log.info("ready: %s (weights %s)", boot.served_name, boot.files.weights_version)
+            return
         log.info("ready: %s serves %s (weights %s)", boot.http_url, boot.served_name, boot.files.weights_version)
         _print(banner.text(boot), os_)
 
@@ -152,7 +175,7 @@ def _supervise(boot: Boot, listener: Listener, env: MutableMapping[str, str], si
         boot.processes,
         settings,
         ports=boot.ports,
-        listener=listener.socket,
+        listener=listener.socket if listener is not None else None,
         backlog=boot.args.http.backlog,
         env=environ.cleaned(env, failpoints=boot.failpoints),
         sink=sink,
@@ -160,7 +183,14 @@ def _supervise(boot: Boot, listener: Listener, env: MutableMapping[str, str], si
         os_=os_,
         on_ready=on_ready,
     )
-    log.info("llmd %s starts %d processes, pid %d, %s, run directory %s", __version__, len(boot.processes), os_.pid(), boot.http_url, boot.ports.run_dir)
+    log.info(
+        "llmd %s starts %d processes, pid %d, %s, run directory %s",
+        __version__,
+        len(boot.processes),
+        os_.pid(),
+        boot.http_url or "embedded",
+        boot.ports.run_dir,
+    )
     status = embedding.run()
     _say_last_words(status, embedding.core.last_words)
     return status
@@ -176,9 +206,10 @@ def _say_last_words(status: int, words: list[str]) -> None:
         log.info("llmd ends with status %d", status)
 
 
-def _arm(options: RunOptions, env: MutableMapping[str, str]) -> None:
+def arm(env: MutableMapping[str, str], *, allow_failpoints: bool) -> None:
+    """Arm the failpoints of the environment; refused unless they were asked for."""
     spec = env.get(failpoints.ENV, "")
-    if spec and not options.allow_failpoints:
+    if spec and not allow_failpoints:
         raise UsageError(f"{failpoints.ENV} is set, but --allow-failpoints is not given", hint="failpoints are for tests: unset the variable")
     failpoints.arm(spec)
 
@@ -191,9 +222,13 @@ def _log_to(sink: LogSink, args: ServerArgs) -> None:
             handler.setStream(SinkStream(sink, NAME))
 
 
+def _tell(on_stage: OnStage | None, stage: str) -> None:
+    if on_stage is not None:
+        on_stage(stage)
+
+
 def _print(text: str, os_: Os) -> None:
     """To stdout, if somebody reads it."""
     if os_.writable(1):
         with contextlib.suppress(OSError):
             os_.write(1, text.encode())
-

@@ -26,12 +26,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.
 class AdoptedSocket(SocketConfig):  # type: ignore[misc]
     """A socket that is open already: supervisord gets duplicates, so the port stays open whatever it closes."""
 
-    def __init__(self, listener: socket.socket, backlog: int) -> None:
+    def __init__(self, listener: socket.socket | None, backlog: int) -> None:
         self._listener = listener
         self.url = "llmd://listener"
         self.backlog = backlog
 
     def create_and_bind(self) -> socket.socket:
+        assert self._listener is not None, "only a frontend asks, and then there is a socket"
         return self._listener.dup()
 
 
@@ -44,7 +45,7 @@ class LlmdOptions(ServerOptions):  # type: ignore[misc]
         specs: Mapping[str, ProcessSpec],
         *,
         os_: Os,
-        listener: socket.socket,
+        listener: socket.socket | None,
         backlog: int,
         child_env: Callable[[str], dict[str, str]],
         seconds_left: Callable[[], float],

@@ -35,7 +35,9 @@ class PulseLike(Protocol):
 
 
 class WorkerLink:
-    """Threaded client of the control channel. `on_message` runs in the link's thread and must be quick."""
+    """Threaded client of the control channel. `on_message` runs in the link's thread and must be quick.
+
+    `context`: ZMQ's, where the process has one of its own for this; default: the one that all of the process shares."""
 
     def __init__(
         self,
@@ -46,7 +48,9 @@ class WorkerLink:
         pulse: PulseLike,
         totals: Callable[[], Totals],
         on_message: Callable[[Command | Publish], None],
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
+        self._context = context
         self._endpoint = endpoint
         self._hello = hello
         self._period = heartbeat
@@ -80,7 +84,9 @@ class WorkerLink:
         self.send(Reply(id=command.id, ok=code is None, data=data or {}, code=code, message=message))
 
     def send(self, message: Message) -> None:
-        """Hand a message to the link's thread. Any thread may call this."""
+        """Hand a message to the link's thread. Any thread may call this; after `close` it does nothing."""
+        if self._stopping:
+            return
         self._outbox.put(message)
         self._wakeup.set()
 
@@ -89,9 +95,11 @@ class WorkerLink:
         self._stopping = True
         self._wakeup.set()
         self._thread.join(timeout=2)
+        if not self._thread.is_alive():
+            self._wakeup.close()
 
     def _run(self) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        context = self._context or zmq.Context.instance()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 200)
         socket.setsockopt(zmq.IMMEDIATE, 1)
