@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,10 @@ class TokenizerManager:
         return await asyncio.get_running_loop().run_in_executor(self.executor, call)
 
     # ------------------------------------------------------------ requests
+
+    def fresh_seed(self) -> int:
+        """A seed for a request that gives none, so that it too can be continued elsewhere."""
+        return secrets.randbits(63)
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:

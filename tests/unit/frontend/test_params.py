@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from llmd.wire.messages import Finish, TokenLogprob
 
 
 def params(least: int = 1, **fields: Any) -> RequestParams:
-    return read_params(Fields(fields), vocabulary=300, least_tokens=least)
+    return read_params(Fields(fields), vocabulary=300, least_tokens=least, fresh_seed=lambda: secrets.randbits(63))
 
 
 def budget(prompt: int, p: RequestParams, context: int = 100, kv: int | None = None) -> int:

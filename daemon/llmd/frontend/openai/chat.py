@@ -42,7 +42,7 @@ class ChatCompletions(Endpoint):
         fields = Fields(data)
         check_model(fields, self.boot.served_name)
         messages = read_messages(fields)
-        params = read_params(fields, vocabulary=self.boot.files.tokenizer_size, least_tokens=1)
+        params = read_params(fields, vocabulary=self.boot.files.tokenizer_size, least_tokens=1, fresh_seed=self.manager.fresh_seed)
         logprobs = _logprobs(fields)
         kwargs = _template_arguments(fields)
         fields.finish(strict=self.boot.args.http.strict)

@@ -31,7 +31,7 @@ class Completions(Endpoint):
         check_model(fields, self.boot.served_name)
         prompts = read_prompts(fields, self.boot.files.tokenizer_size)
         echo = fields.boolean("echo")
-        params = read_params(fields, vocabulary=self.boot.files.tokenizer_size, least_tokens=0 if echo else 1)
+        params = read_params(fields, vocabulary=self.boot.files.tokenizer_size, least_tokens=0 if echo else 1, fresh_seed=self.manager.fresh_seed)
         logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
         _check_rest(fields, params.n)
         fields.finish(strict=self.boot.args.http.strict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -80,8 +80,8 @@ class RequestParams(Struct, frozen=True, kw_only=True):
         )
 
 
-def read_params(fields: Fields, *, vocabulary: int, least_tokens: int) -> RequestParams:
-    """Read and check the shared fields. `least_tokens`: smallest max_tokens that makes sense here."""
+def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_seed: Callable[[], int]) -> RequestParams:
+    """Read and check the shared fields. `least_tokens`: smallest max_tokens that makes sense; `fresh_seed`: for a request that gives none."""
     fields.neutral(*_UNSUPPORTED, values=(False, ""))
     fields.neutral("presence_penalty", "frequency_penalty", values=(0, 0.0))
     fields.neutral("repetition_penalty", values=(1, 1.0))
@@ -102,7 +102,7 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int) -> Reques
         top_p=fields.number("top_p", 0.0, 1.0, 1.0, open_low=True),
         top_k=-1 if top_k in (None, 0) else top_k,
         min_p=fields.number("min_p", 0.0, 1.0, 0.0),
-        seed=secrets.randbits(63) if seed is None else seed & _SEED_MASK,
+        seed=(fresh_seed() if seed is None else seed) & _SEED_MASK,
         ignore_eos=fields.boolean("ignore_eos"),
         stop_token_ids=_stop_token_ids(fields, vocabulary),
         detokenize=DetokenizeParams(stop=_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
