@@ -36,9 +36,18 @@ class Loaded(Struct, frozen=True):
 
     args: ServerArgs
     origins: dict[str, str]
-    """Dotted key -> `default`, `file PATH:LINE`, `environment NAME` or `flag --set`."""
+    """Dotted key -> `default`, `file PATH:LINE`, `environment NAME` or `flag NAME`."""
     config_file: str | None = None
     """The file that was read, absolute."""
+
+
+class FlagValue(Struct, frozen=True):
+    """One flag of a command line, or one keyword argument."""
+
+    name: str
+    """As it was written, for messages."""
+    key: str
+    text: str
 
 
 class _Values:
@@ -57,7 +66,7 @@ class _Values:
             self.faults.append(f"{where}: {error}")
 
 
-def load_config(config_file: str | None, overrides: list[str], environ: Mapping[str, str]) -> Loaded:
+def load_config(config_file: str | None, overrides: list[str], environ: Mapping[str, str], *, flags: tuple[FlagValue, ...] = ()) -> Loaded:
     """Read all layers. `config_file` None: the one named by LLMD_CONFIG, if any. Raises ConfigError with every fault."""
     found = _Values()
     name = config_file or environ.get(ENV_CONFIG) or None
@@ -66,6 +75,8 @@ def load_config(config_file: str | None, overrides: list[str], environ: Mapping[
     _from_environment(found, environ)
     for override in overrides:
         _from_override(found, override)
+    for flag in flags:
+        _from_text(found, flag.key, flag.text, flag.name, f"flag {flag.name}")
     if found.faults:
         raise ConfigError(found.faults, hint="every key is described in docs/configuration.md; `llmd check -c FILE` checks without starting")
     args = msgspec.convert(nest(found.values), ServerArgs)

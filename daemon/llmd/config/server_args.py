@@ -25,6 +25,7 @@ def doc(text: str, *, reload: Reload = "restart", unit: str | None = None, path:
 
 
 Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,6 +97,9 @@ class SchedulerArgs(_Section, frozen=True):
     max_queued_requests: Annotated[int, doc("Waiting requests at most; more get 429 queue_full.", reload="live", ge=0)] = 512
     queue_timeout: Annotated[float | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
     request_timeout: Annotated[float | None, doc("Longest run of one request; null: no limit.", reload="live", unit="s")] = None
+    random_seed: Annotated[
+        Natural | None, doc("Requests that give no seed get one from a sequence that starts here, one sequence a frontend; null: at random.")
+    ] = None
     priority_max_wait: Annotated[float, doc("With policy priority, a request that waited this long goes next.", reload="live", unit="s", ge=0)] = 20.0
 
 
@@ -224,3 +228,13 @@ class ServerArgs(_Section, frozen=True):
     state_dir: Annotated[str | None, doc("Audit and crash records; null: /var/lib/llmd or ~/.local/state/llmd.", path=True)] = None
     cache_dir: Annotated[str | None, doc("Models and packed weights; null: /var/cache/llmd or ~/.cache/llmd.", path=True)] = None
     log_dir: Annotated[str | None, doc("Log files; null: /var/log/llmd or STATE/log.", path=True)] = None
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> ServerArgs:
+        """The configuration with SGLang's names as keyword arguments: `from_kwargs(model_path="x", tp_size=1)`; `config` names a file.
+
+        They go over environment and file. Raises UsageError for a name that llmd does not know, ConfigError for values that cannot be.
+        """
+        from llmd.config.sglang import load_kwargs
+
+        return load_kwargs(kwargs).args

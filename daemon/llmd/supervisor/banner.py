@@ -11,7 +11,7 @@ from llmd.plan.spec import Boot
 def text(boot: Boot) -> str:
     """URL, model, version, and what to type next."""
     body = json.dumps({"model": boot.served_name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64})
-    key = "-H \"Authorization: Bearer $LLMD_API_KEY\" " if boot.args.http.api_keys_file else ""
+    key = '-H "Authorization: Bearer $LLMD_API_KEY" ' if boot.args.http.api_keys_file else ""
     path, data = "/v1/chat/completions", shlex.quote(body)
     if not boot.files.has_chat_template and boot.args.model.chat_template is None:
         path, data = "/v1/completions", shlex.quote(json.dumps({"model": boot.served_name, "prompt": "Hello", "max_tokens": 64}))

@@ -104,8 +104,8 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
         min_p=fields.number("min_p", 0.0, 1.0, 0.0),
         seed=(fresh_seed() if seed is None else seed) & _SEED_MASK,
         ignore_eos=fields.boolean("ignore_eos"),
-        stop_token_ids=_stop_token_ids(fields, vocabulary),
-        detokenize=DetokenizeParams(stop=_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
+        stop_token_ids=read_stop_token_ids(fields, vocabulary),
+        detokenize=DetokenizeParams(stop=read_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
     )
 
 
@@ -165,33 +165,35 @@ def _include_usage(fields: Fields, stream: bool) -> bool:
     return inner.boolean("include_usage")
 
 
-def _stop(fields: Fields) -> tuple[str, ...]:
+def read_stop(fields: Fields) -> tuple[str, ...]:
+    """The field `stop`: one string or several."""
     value: Any = fields.get("stop")
     if value is None:
         return ()
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
-        raise fault("stop", "must be a string or a list of strings")
+        raise fault(fields.path("stop"), "must be a string or a list of strings")
     if len(items) > MAX_STOP:
-        raise fault("stop", f"may hold at most {MAX_STOP} strings")
+        raise fault(fields.path("stop"), f"may hold at most {MAX_STOP} strings")
     for item in items:
         if not isinstance(item, str) or not item:
-            raise fault("stop", "must hold strings that are not empty")
+            raise fault(fields.path("stop"), "must hold strings that are not empty")
         if len(item) > MAX_STOP_CHARS:
-            raise fault("stop", f"may hold strings of at most {MAX_STOP_CHARS} characters")
-        check_text(item, "stop")
+            raise fault(fields.path("stop"), f"may hold strings of at most {MAX_STOP_CHARS} characters")
+        check_text(item, fields.path("stop"))
     return tuple(items)
 
 
-def _stop_token_ids(fields: Fields, vocabulary: int) -> tuple[int, ...]:
+def read_stop_token_ids(fields: Fields, vocabulary: int) -> tuple[int, ...]:
+    """The field `stop_token_ids`."""
     value: Any = fields.get("stop_token_ids")
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise fault("stop_token_ids", "must be a list of token ids")
+        raise fault(fields.path("stop_token_ids"), "must be a list of token ids")
     if len(value) > MAX_STOP_TOKEN_IDS:
-        raise fault("stop_token_ids", f"may hold at most {MAX_STOP_TOKEN_IDS} ids")
+        raise fault(fields.path("stop_token_ids"), f"may hold at most {MAX_STOP_TOKEN_IDS} ids")
     for item in value:
         if not is_int(item) or not 0 <= item < vocabulary:
-            raise fault("stop_token_ids", f"must hold integers from 0 to {vocabulary - 1}")
+            raise fault(fields.path("stop_token_ids"), f"must hold integers from 0 to {vocabulary - 1}")
     return tuple(value)
