@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -45,9 +46,10 @@ class ChoiceSpec(Struct, frozen=True):
 
 
 class TokenizerManager:
-    """See the module. `port` is replaced at each epoch by itself (`SchedulerPort.open`)."""
+    """See the module. `port` is replaced at each epoch by itself (`SchedulerPort.open`). `random_seed`: that of the configuration."""
 
-    def __init__(self, frontend: int, view: EngineView, port: SchedulerPort, meter: Meter) -> None:
+    def __init__(self, frontend: int, view: EngineView, port: SchedulerPort, meter: Meter, random_seed: int | None = None) -> None:
+        self._seeds = secrets.SystemRandom() if random_seed is None else random.Random(f"{random_seed}/{frontend}")
         self._frontend = frontend
         self._view = view
         self._port = port
@@ -94,7 +96,7 @@ class TokenizerManager:
 
     def fresh_seed(self) -> int:
         """A seed for a request that gives none, so that it too can be continued elsewhere."""
-        return secrets.randbits(63)
+        return self._seeds.getrandbits(63)
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
