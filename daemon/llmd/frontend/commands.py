@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from llmd.frontend.engine_view import shutting_down
 from llmd.frontend.health import probe
-from llmd.frontend.runtime import Runtime
+from llmd.frontend.runtime import EngineSide
 from llmd.observability.process import freeze_gc
 from llmd.wire.link import WorkerLink
 from llmd.wire.messages import Command
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 FAREWELL_S: Final = 1.0
 
 
-async def obey(runtime: Runtime, link: WorkerLink, command: Command) -> None:
+async def obey(runtime: EngineSide, link: WorkerLink, command: Command) -> None:
     """Carry one command out and reply."""
     try:
         match command.verb:
@@ -42,7 +42,7 @@ async def obey(runtime: Runtime, link: WorkerLink, command: Command) -> None:
         link.reply(command, code="internal_error", message=f"{command.verb} failed; the frontend's log has the details")
 
 
-async def farewell(runtime: Runtime) -> int:
+async def farewell(runtime: EngineSide) -> int:
     """End every open request with `shutting_down`; returns how many clients did not take it in time."""
     runtime.view.shutting_down = True
     runtime.manager.fail_all(shutting_down())
@@ -50,7 +50,7 @@ async def farewell(runtime: Runtime) -> int:
     return runtime.manager.inflight
 
 
-async def _warmup(runtime: Runtime, link: WorkerLink, command: Command) -> None:
+async def _warmup(runtime: EngineSide, link: WorkerLink, command: Command) -> None:
     deadline: Any = command.params.get("timeout_s", runtime.boot.args.supervision.startup_timeout)
     if await probe(runtime, "Hello", 2, float(deadline)):
         link.reply(command)

@@ -8,7 +8,7 @@ import uuid
 from llmd.errors import RequestError
 from llmd.frontend.exchange import Receive, Scope, Send
 from llmd.frontend.replies import reply, reply_json
-from llmd.frontend.runtime import Runtime
+from llmd.frontend.runtime import EngineSide, Runtime
 from llmd.frontend.tokenizer_manager import ChoiceSpec
 from llmd.wire.messages import SamplingParams
 
@@ -67,7 +67,7 @@ class HealthGenerate:
         await reply_json(send, 200, {"status": "ready"})
 
 
-async def probe(runtime: Runtime, text: str, tokens: int, deadline: float) -> bool:
+async def probe(runtime: EngineSide, text: str, tokens: int, deadline: float) -> bool:
     """Generate `tokens` tokens greedily through all processes, outside the metrics of requests. False: no answer in time."""
     manager = runtime.manager
     ids = await manager.encode(text, add_special_tokens=True)

@@ -1,4 +1,4 @@
-"""`Runtime`: what the parts of one frontend share."""
+"""`Runtime`: what the parts of one frontend share; `EngineSide`: the half of it that knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from llmd.plan.spec import Boot
 
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
-    """Made once, before the first request."""
+class EngineSide:
+    """Made once, before the first request. All that a frontend without HTTP needs (llmd.engine)."""
 
     boot: Boot
     view: EngineView
     manager: TokenizerManager
     meter: Meter
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime(EngineSide):
+    """The same for one that serves HTTP."""
+
     access_log: AccessLog
