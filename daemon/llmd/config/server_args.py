@@ -85,22 +85,44 @@ class MemoryArgs(_Section, frozen=True):
 class SchedulerArgs(_Section, frozen=True):
     """Who runs when."""
 
-    policy: Annotated[Literal["fcfs", "lpm", "priority"], doc("Order of the waiting queue.", reload="engine")] = "fcfs"
-    chunked_prefill_size: Annotated[Positive | Literal["auto"], doc("Prompt tokens computed in one step at most.", reload="engine")] = "auto"
+    policy: Annotated[
+        Literal["fcfs", "lpm", "priority"],
+        doc(
+            "Who is next in the waiting queue. fcfs: the oldest. lpm: of the oldest 128, who finds most of its prompt in the prefix cache. "
+            "priority: the smallest `priority` of the requests, which may also send running requests of a larger one back to the queue.",
+            reload="engine",
+        ),
+    ] = "fcfs"
+    chunked_prefill_size: Annotated[
+        Positive | Literal["auto"],
+        doc(
+            "Prompt tokens computed in one step at most; auto: as many as let a step take twice as long as without them, measured while running, "
+            "and up to 2,048 when nothing else runs.",
+            reload="engine",
+        ),
+    ] = "auto"
     overlap: Annotated[
         bool, doc("Prepare the next batch while the current one computes. A wish: this version does not overlap yet, whatever is set.", reload="engine")
     ] = True
-    radix_cache: Annotated[
-        bool, doc("Reuse the KV of shared prompt prefixes. A wish: this version has no prefix cache yet, whatever is set.", reload="engine")
-    ] = True
-    eviction: Annotated[Literal["lru", "lfu", "fifo"], doc("Which cached prefix goes first.", reload="engine")] = "lru"
+    radix_cache: Annotated[bool, doc("Keep the KV of prompts and outputs, and reuse it for prompts that begin alike.", reload="engine")] = True
+    eviction: Annotated[
+        Literal["lru", "lfu", "fifo"], doc("Which cached prefix goes first: least recently used, least frequently used, or first in.", reload="engine")
+    ] = "lru"
     max_queued_requests: Annotated[int, doc("Waiting requests at most; more get 429 queue_full.", reload="live", ge=0)] = 512
     queue_timeout: Annotated[float | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
     request_timeout: Annotated[float | None, doc("Longest run of one request; null: no limit.", reload="live", unit="s")] = None
     random_seed: Annotated[
         Natural | None, doc("Requests that give no seed get one from a sequence that starts here, one sequence a frontend; null: at random.")
     ] = None
-    priority_max_wait: Annotated[float, doc("With policy priority, a request that waited this long goes next.", reload="live", unit="s", ge=0)] = 20.0
+    priority_max_wait: Annotated[
+        float,
+        doc(
+            "With policy lpm or priority, a request that has waited this long goes next, and is not sent back to the queue for another any more.",
+            reload="engine",
+            unit="s",
+            ge=0,
+        ),
+    ] = 20.0
 
 
 class HttpArgs(_Section, frozen=True):

@@ -23,6 +23,8 @@ CATALOG: dict[str, tuple[Kind, str]] = {
     "llmd_requests_waiting": ("gauge", "Requests in the queue."),
     "llmd_requests_recovered_total": ("counter", "Requests that went on after a crash."),
     "llmd_requests_retracted_total": ("counter", "Requests put back into the queue because KV pages ran out."),
+    "llmd_requests_preempted_total": ("counter", "Requests put back into the queue for a more urgent one; also counted as retracted."),
+    "llmd_kv_accounting_errors_total": ("counter", "Times the KV pages did not add up while idle, and all were freed."),
     "llmd_prompt_tokens_total": ("counter", "Prompt tokens of answered requests."),
     "llmd_generation_tokens_total": ("counter", "Generated tokens that were delivered."),
     "llmd_kv_pages": ("gauge", "KV pages by state; the states add up to the capacity."),

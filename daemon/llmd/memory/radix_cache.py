@@ -58,6 +58,16 @@ _PRIORITY: dict[Eviction, Callable[[Node], tuple[int, int]]] = {
 }
 
 
+def common_tokens(one: bytes, other: bytes, start: int = 0) -> int:
+    """How many tokens the keys `one` and `other`, this from byte `start` on, have in common."""
+    length = min(len(one), len(other) - start)
+    if other.startswith(one, start) if length == len(one) else one.startswith(other[start : start + length]):
+        return length // TOKEN_BYTES
+    a = np.frombuffer(one, dtype=np.int32, count=length // TOKEN_BYTES)
+    b = np.frombuffer(other, dtype=np.int32, count=length // TOKEN_BYTES, offset=start)
+    return int(np.argmax(a != b))
+
+
 class RadixCache:
     """Keys are cut to whole pages; `pages_cached + pages_locked` are all that the tree owns."""
 
@@ -216,12 +226,7 @@ class RadixCache:
 
     def _common_pages(self, own: bytes, key: bytes, start: int) -> int:
         """Whole pages that `own` and `key` from `start` on share."""
-        length = min(len(own), (len(key) - start) // self._page_bytes * self._page_bytes)
-        if key.startswith(own, start) if length == len(own) else own.startswith(key[start : start + length]):
-            return length // self._page_bytes
-        a = np.frombuffer(own, dtype=np.int32, count=length // TOKEN_BYTES)
-        b = np.frombuffer(key, dtype=np.int32, count=length // TOKEN_BYTES, offset=start)
-        return int(np.argmax(a != b)) // self.page_size
+        return common_tokens(own, key, start) // self.page_size
 
     def _split(self, node: Node, count: int) -> Node:
         """Cut `node` after `count` pages; returns the new upper part. `node` stays the lower one, so that locks on it hold."""

@@ -12,6 +12,7 @@ from llmd.config import ServerArgs
 from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, plan_kv
 from llmd.memory.host import read_host_memory
 from llmd.memory.pools import ReqToTokenPool, TokenToKVPoolAllocator
+from llmd.memory.radix_cache import RadixCache
 from llmd.model.batch import Runner
 from llmd.plan.spec import Boot
 from llmd.scheduler.dummy import KV_BYTES_PER_TOKEN, DummyRunner
@@ -55,7 +56,9 @@ def build(boot: Boot, progress: Progress) -> Built:
     args = boot.args
     max_running = AUTO_RUNNING_REQUESTS if args.memory.max_running_requests == "auto" else args.memory.max_running_requests
     budget = _budget(boot, facts, max_running, free_before)
-    kv = KvManager(ReqToTokenPool(max_running, budget.context_length), TokenToKVPoolAllocator(budget.pages, budget.page_size))
+    cache = RadixCache(budget.page_size, args.scheduler.eviction) if args.scheduler.radix_cache else None
+    rows, pages = ReqToTokenPool(max_running, budget.context_length), TokenToKVPoolAllocator(budget.pages, budget.page_size)
+    kv = KvManager(rows, pages, cache, boot.files.weights_version)
     runner = make_runner(kv)
     load_s = time.monotonic() - began
     log.info("model loaded in %.2f s: %d tokens of KV in %d pages, %.0f MiB (%s)", load_s, budget.tokens, budget.pages, budget.kv_bytes / 2**20, budget.explain)

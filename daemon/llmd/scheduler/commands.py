@@ -41,9 +41,7 @@ class Commands:
             data: dict[str, Any] = {"running": running, "waiting": waiting}
             self._link.reply(command, data, code="busy", message=f"{running} requests run, {waiting} wait")
             return
-        before = self._scheduler.kv.pages.pages_free
-        self._scheduler.check_idle()
-        self._link.reply(command, {"pages_freed": self._scheduler.kv.pages.pages_free - before})
+        self._link.reply(command, {"pages_freed": self._scheduler.kv.flush()})
 
     def _frontend_gone(self, command: Command) -> None:
         self._link.reply(command, {"aborted": self._scheduler.frontend_gone(int(command.params["frontend"]))})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from llmd.observability.totals import Meter
+from llmd.scheduler.estimate import NewTokenRatio
 from llmd.scheduler.kv import KvManager
 from llmd.scheduler.req import Req
 from llmd.scheduler.schedule_batch import ScheduleBatch
@@ -14,38 +16,51 @@ log = logging.getLogger(__name__)
 
 
 class DecodeManager:
-    """Running requests in order of arrival (admission keeps that order). The youngest is retracted first, so the oldest always gets on."""
+    """Running requests by rid, in order of admission."""
 
     def __init__(self, kv: KvManager, waiting: WaitingQueue, meter: Meter) -> None:
         self._kv = kv
         self._waiting = waiting
         self._meter = meter
         self.running: dict[str, Req] = {}
+        self.ratio = NewTokenRatio()
 
     def schedule(self, batch: ScheduleBatch) -> None:
-        """Add one token of each request whose prompt is computed, retracting younger ones until each has its page."""
-        for req in list(self.running.values()):
-            if not req.row or req.pending != 1:  # retracted a moment ago, or a prompt that is still being computed
+        """Add one token of each request whose prompt is computed.
+
+        When cached pages are used up too, the least worthy is retracted until the others have their page. The worthiest never is.
+        """
+        order = sorted(self.running.values(), key=self._waiting.worth)
+        end, index = len(order), 0
+        while index < end:
+            req = order[index]
+            index += 1
+            if req.pending != 1:  # its prompt is still being computed
                 continue
             while not self._kv.grow(req, req.length):
-                youngest = next(reversed(self.running.values()))
-                self.retract(youngest)
-                if youngest is req:
+                end -= 1
+                self.retract(order[end])
+                if order[end] is req:
                     break
             else:
                 batch.add(req, 1, prefill=False)
+        if end < len(order):
+            self.ratio.retracted(self.running.values())
+        elif batch.reqs:
+            self.ratio.decoded()
 
     def retract(self, req: Req) -> None:
-        """Back to the front of the queue without its KV; its tokens stay, and it goes on from them later."""
+        """Back into the queue without its KV; its tokens stay, and it goes on from them later."""
         del self.running[req.rid]
         self._kv.release(req)
-        self._waiting.return_to_front(req)
+        req.queued = time.monotonic()
+        self._waiting.push_back(req)
         self._meter.inc("llmd_requests_retracted_total")
-        log.debug("retracted after %d tokens: no KV page left", len(req.output_ids), extra={"rid": req.rid})
+        log.debug("retracted after %d tokens", len(req.output_ids), extra={"rid": req.rid})
 
-    def pop(self, rid: str) -> Req | None:
-        """Take one out and give its KV back."""
+    def pop(self, rid: str, *, keep: bool = True) -> Req | None:
+        """Take one out and give its KV back; others may use it from the prefix tree unless `keep` is False."""
         req = self.running.pop(rid, None)
         if req is not None:
-            self._kv.release(req)
+            self._kv.release(req, keep=keep)
         return req

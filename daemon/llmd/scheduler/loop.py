@@ -15,6 +15,7 @@ from llmd.model.batch import Runner, SampleRequest, SampleResult
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
 from llmd.scheduler.arrivals import Arrivals, Limits, Refusal
+from llmd.scheduler.chunk import ChunkSizer
 from llmd.scheduler.decode import DecodeManager
 from llmd.scheduler.input import Input
 from llmd.scheduler.kv import KvManager
@@ -32,13 +33,28 @@ log = logging.getLogger(__name__)
 
 #: How often a blocked loop shows that it lives, and the longest it sleeps while requests wait without a reason to be woken.
 _BLOCKED_BEAT = 0.1
+#: Idle for so long, the books are checked page by page: that takes a while, and a request may come right after the last one.
+_AUDIT_AFTER = 1.0
 _INTERNAL = Refusal("internal_error", "the server made an error; its log has the details")
 
 
 class Scheduler:
     """Composed of the managers, which hold the state."""
 
-    def __init__(self, runner: Runner, kv: KvManager, source: Input, output: Output, *, limits: Limits, chunk: int, meter: Meter, pulse: Pulse) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        kv: KvManager,
+        source: Input,
+        output: Output,
+        *,
+        limits: Limits,
+        chunk: int | None,
+        meter: Meter,
+        pulse: Pulse,
+        waiting: WaitingQueue,
+    ) -> None:
+        """`chunk`: prompt tokens of a step, None: as many as suit the streams beside them."""
         self._runner = runner
         self._input = source
         self._output = output
@@ -46,10 +62,12 @@ class Scheduler:
         self._meter = meter
         self._pulse = pulse
         self._busy = False
+        self._audit_at: float | None = None
         self.kv = kv
-        self.waiting = WaitingQueue()
-        self.decode = DecodeManager(kv, self.waiting, meter)
-        self._prefill = PrefillManager(kv, self.waiting, self.decode, chunk=chunk, max_running=limits.max_running, context_length=limits.context_length)
+        self.waiting = waiting
+        self.decode = DecodeManager(kv, waiting, meter)
+        self._prefill = PrefillManager(kv, waiting, self.decode, meter, max_running=limits.max_running, context_length=limits.context_length)
+        self._chunk = ChunkSizer(chunk)
         self._arrivals = Arrivals(limits, kv)
 
     # ------------------------------------------------------------ the loop
@@ -80,8 +98,10 @@ class Scheduler:
         """Who computes how many tokens next; empty when nothing can run."""
         batch = ScheduleBatch()
         if not self._output.blocked:
+            self._prefill.make_way()
             self.decode.schedule(batch)
-            self._prefill.schedule(batch, self._admit)
+            batch.streams = len(batch.reqs)
+            self._prefill.schedule(batch, self._chunk.size(batch.streams), self._admit)
         return batch
 
     def step(self, batch: ScheduleBatch) -> None:
@@ -94,6 +114,7 @@ class Scheduler:
             wanted = batch.wanted()
             results = self._runner.step(batch.forward_batch(self.kv.rows.req_to_token), wanted)
             self._process(batch, wanted, results)
+            self._chunk.observe(batch.streams, batch.prefill_tokens, time.monotonic() - began)
         except Exception:
             log.exception("a step of %d requests failed", len(batch.reqs))
             self._fail_batch(batch)
@@ -105,6 +126,8 @@ class Scheduler:
             raise RuntimeError(f"the runner gave {len(results)} results for {len(wanted)} requests")
         for req, count in zip(batch.reqs, batch.extend_lens, strict=True):
             req.computed += count
+            if count > 1:
+                self.kv.share(req)
         chunks = [chunk for request, result in zip(wanted, results, strict=True) if (chunk := self._accept(batch.reqs[request.row], result)) is not None]
         self._output.chunks(chunks)
 
@@ -112,7 +135,7 @@ class Scheduler:
         """Take one request's new token; None when that ended it with an error."""
         if not result.finite:
             log.error("the model gave logits that are not finite", extra={"rid": req.rid})
-            self.fail(req, Refusal("non_finite_logits", "the model gave no finite result for this request"))
+            self.fail(req, Refusal("non_finite_logits", "the model gave no finite result for this request"), keep=False)
             return None
         try:
             chunk = chunk_of(req, result, self._limits.context_length)
@@ -125,19 +148,31 @@ class Scheduler:
         return chunk
 
     def rest(self) -> None:
-        """Nothing can run: check the books when work has just ended, then wait for whatever may change that."""
+        """Nothing can run: wait for whatever may change that. The books are checked when work has just ended, and again at leisure."""
         in_flight = self.in_flight
-        if self._busy and not in_flight:
-            self._busy = False
-            self.check_idle()
         until = self._next_deadline()
-        if self._output.blocked and in_flight:
-            self._pulse.begin("blocked on detokenizer")
         if in_flight:
             until = min(until or float("inf"), time.monotonic() + _BLOCKED_BEAT)
+            if self._output.blocked:
+                self._pulse.begin("blocked on detokenizer")
+        else:
+            until = self._audit()
         self._input.wait(until, self._output.channels)
         if self._pulse.phase != "idle" and not (self._output.blocked and in_flight):
             self._pulse.end()
+
+    def _audit(self) -> float | None:
+        """Check the books while idle; returns when to look again."""
+        now = time.monotonic()
+        if self._busy:
+            self._busy = False
+            self.decode.ratio.idle()
+            self.check_idle()
+            self._audit_at = now + _AUDIT_AFTER
+        elif self._audit_at is not None and now >= self._audit_at:
+            self._audit_at = None
+            self.check_idle(thoroughly=True)
+        return self._audit_at
 
     # ------------------------------------------------------------ requests come and go
 
@@ -160,9 +195,10 @@ class Scheduler:
 
     def _admit(self, req: Req) -> bool:
         """`req` leaves the queue to run."""
+        now = time.monotonic()
+        req.waited += now - req.queued
         if req.started is None:
-            req.started = time.monotonic()
-            self._meter.observe("llmd_queue_time_seconds", req.started - req.arrived)
+            self._meter.observe("llmd_queue_time_seconds", now - req.arrived)
         try:
             failpoints.hit("scheduler.prompt", req.source.debug_text)
         except Exception:
@@ -171,15 +207,15 @@ class Scheduler:
             return False
         return True
 
-    def abort(self, rid: str) -> None:
-        """Its frontend has forgotten `rid`."""
-        req = self.waiting.pop(rid) or self.decode.pop(rid)
+    def abort(self, rid: str, *, keep: bool = True) -> None:
+        """Its frontend has forgotten `rid`. `keep`: what it has computed may serve others."""
+        req = self.waiting.pop(rid) or self.decode.pop(rid, keep=keep)
         if req is not None and req.announced:
             self._output.forget(rid)
 
-    def fail(self, req: Req, why: Refusal) -> None:
+    def fail(self, req: Req, why: Refusal, *, keep: bool = True) -> None:
         """End `req` with an error."""
-        self.abort(req.rid)
+        self.abort(req.rid, keep=keep)
         self._output.refuse(req.rid, req.source.frontend, why.code, why.message, why.param)
 
     def frontend_gone(self, frontend: int) -> int:
@@ -213,13 +249,13 @@ class Scheduler:
         """After a step that failed. Raises if the KV accounting is beyond repair: then the engine has to start anew."""
         for req in batch.reqs:
             if req.rid in self.decode.running:
-                self.fail(req, _INTERNAL)
+                self.fail(req, _INTERNAL, keep=False)
         if (wrong := self.kv.check(self.decode.running.values())) is not None:
             raise RuntimeError(f"KV accounting after a failed step: {wrong}")
 
-    def check_idle(self) -> None:
-        """With nothing running every page is free; else the pools are put right, which is logged and counted."""
-        if (wrong := self.kv.check(())) is not None:
-            log.error("KV accounting while idle: %s; put right", wrong)
+    def check_idle(self, *, thoroughly: bool = False) -> None:
+        """With nothing running every page is free or cached; else all are freed, which is logged and counted. Thoroughly: walks over the tree."""
+        if (wrong := self.kv.check(()) if thoroughly else self.kv.check_idle()) is not None:
+            log.error("KV accounting while idle: %s (%s, %d rows taken); put right by forgetting all KV", wrong, self.kv.counts, self.kv.rows.active)
             self._meter.inc("llmd_kv_accounting_errors_total")
-            self.kv.heal(())
+            self.kv.heal()

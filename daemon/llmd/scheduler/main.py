@@ -17,6 +17,7 @@ from llmd.scheduler.commands import Commands
 from llmd.scheduler.input import Input
 from llmd.scheduler.loop import Scheduler
 from llmd.scheduler.output import Output
+from llmd.scheduler.policy import make_queue
 from llmd.wire.link import WorkerLink, hello
 from llmd.wire.messages import Totals
 
@@ -42,7 +43,7 @@ def run(context: WorkerContext) -> int:
     try:
         built = build(boot, link.progress)
         source.open(zmq_context, boot.ports)
-        scheduler = Scheduler(built.runner, built.kv, source, output, limits=_limits(context, built), chunk=_chunk(context), meter=meter, pulse=pulse)
+        scheduler = _scheduler(context, built, source, output, meter, pulse)
         gauges.scheduler = scheduler
         link.ready(built.info)
         scheduler.run(Commands(scheduler, link))
@@ -58,9 +59,11 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(EXIT_OK)
 
 
-def _chunk(context: WorkerContext) -> int:
-    size = context.boot.args.scheduler.chunked_prefill_size
-    return 512 if size == "auto" else size
+def _scheduler(context: WorkerContext, built: Built, source: Input, output: Output, meter: Meter, pulse: Pulse) -> Scheduler:
+    args, kv = context.boot.args.scheduler, built.kv
+    waiting = make_queue(args.policy, args.priority_max_wait, lambda req: kv.known_pages(req)[0])
+    chunk = None if args.chunked_prefill_size == "auto" else args.chunked_prefill_size
+    return Scheduler(built.runner, kv, source, output, limits=_limits(context, built), chunk=chunk, meter=meter, pulse=pulse, waiting=waiting)
 
 
 def _limits(context: WorkerContext, built: Built) -> Limits:
@@ -86,11 +89,10 @@ class _Gauges:
 
     def totals(self) -> Totals:
         if self.scheduler is not None:
-            pages = self.scheduler.kv.pages
-            free = pages.pages_free
+            counts = self.scheduler.kv.counts
             self._meter.set("llmd_requests_running", len(self.scheduler.decode.running))
             self._meter.set("llmd_requests_waiting", len(self.scheduler.waiting))
-            self._meter.set("llmd_kv_capacity_pages", pages.pages_total)
-            for state, count in (("free", free), ("active", pages.pages_total - free), ("cached", 0)):
+            self._meter.set("llmd_kv_capacity_pages", self.scheduler.kv.pages.pages_total)
+            for state, count in (("free", counts.free), ("active", counts.active), ("cached", counts.cached)):
                 self._meter.set("llmd_kv_pages", count, state=state)
         return self._meter.snapshot()

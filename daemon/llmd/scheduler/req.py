@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
+from llmd.memory.radix_cache import TOKEN_BYTES, Node
 from llmd.wire.messages import Finish, TokenizedGenerateReqInput, TokenLogprob
 
 
@@ -21,11 +23,23 @@ class Req:
     order: int
     """Counts arrivals: the smaller goes first and is retracted last."""
     stop_ids: frozenset[int]
+    prompt_key: bytes
+    """The prompt as a key of the prefix tree."""
     output_ids: list[int]
     row: int = 0
     """Row of ReqToTokenPool; 0: none."""
     pages: list[int] = field(default_factory=list)
+    shared: int = 0
+    """So many of `pages`, from the first on, are the prefix tree's; the rest is its own."""
+    node: Node | None = None
+    """Where these end in the tree; locked."""
     computed: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were known when it was first admitted."""
+    queued: float = 0.0
+    """When it came into the queue, for the first time or back."""
+    waited: float = 0.0
+    """Seconds of earlier waits in the queue."""
     started: float | None = None
     """When it was first admitted; None: never yet."""
     announced: bool = False
@@ -70,6 +84,13 @@ class Req:
             return self.output_ids[start - size : stop - size]
         return prompt[start:stop] + self.output_ids[: max(0, stop - size)]
 
+    def key(self, tokens: int) -> bytes:
+        """The first `tokens` ids of the sequence as a key of the prefix tree."""
+        size = len(self.source.input_ids)
+        if tokens <= size:
+            return self.prompt_key[: tokens * TOKEN_BYTES]
+        return self.prompt_key + array("i", self.output_ids[: tokens - size]).tobytes()
+
     def finish(self, context_length: int) -> Finish | None:
         """Why it is over, or None. A stop token is part of the output and named by `matched`."""
         sampling = self.source.sampling
@@ -84,4 +105,5 @@ def new_req(source: TokenizedGenerateReqInput, arrived: float, order: int, eos_t
     """A request as it arrives; its `output_ids` go on from those that the client already has."""
     sampling = source.sampling
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos_token_ids))
-    return Req(source=source, arrived=arrived, order=order, stop_ids=stops, output_ids=list(source.output_ids))
+    key = array("i", source.input_ids).tobytes()
+    return Req(source=source, arrived=arrived, order=order, stop_ids=stops, prompt_key=key, output_ids=list(source.output_ids), queued=arrived)

@@ -17,7 +17,7 @@ def chunk_of(req: Req, result: SampleResult, context_length: int) -> TokenChunk:
     logprobs = [TokenLogprob(result.token_id, result.logprob, result.top)] if new and source.logprobs >= 0 else None
     start = None if req.announced else source.detokenize
     req.announced = True
-    return TokenChunk(req.rid, source.frontend, first, new, req.finish(context_length), logprobs, start, prompt)
+    return TokenChunk(req.rid, source.frontend, first, new, req.finish(context_length), logprobs, start, prompt, req.cached_tokens)
 
 
 def _prompt_logprobs(req: Req, result: SampleResult) -> list[TokenLogprob]:

@@ -18,6 +18,8 @@ class ScheduleBatch:
     reqs: list[Req] = field(default_factory=list)
     extend_lens: list[int] = field(default_factory=list)
     prefill_tokens: int = 0
+    streams: int = 0
+    """Requests that are past their prompt."""
 
     def add(self, req: Req, tokens: int, *, prefill: bool) -> None:
         """`req` computes its next `tokens` tokens; it has the KV pages for them."""

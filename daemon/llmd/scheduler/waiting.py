@@ -1,4 +1,4 @@
-"""`WaitingQueue`: requests that have arrived and hold no KV, in the order in which they will be admitted (first come, first served)."""
+"""`WaitingQueue`: requests that have arrived and hold no KV, and who of them is next: first come, first served. policy.py has the others."""
 
 from __future__ import annotations
 
@@ -8,38 +8,49 @@ from llmd.scheduler.req import Req
 
 
 class WaitingQueue:
-    """Ordered by arrival. A retracted request is older than all that never ran, so it comes back to the front."""
+    """Retracted requests, which have run before, then new ones; both in order of arrival."""
 
     def __init__(self) -> None:
-        self._reqs: dict[str, Req] = {}
+        self._new: dict[str, Req] = {}
+        self._returned: dict[str, Req] = {}
 
     def __len__(self) -> int:
-        return len(self._reqs)
+        return len(self._new) + len(self._returned)
 
     def __iter__(self) -> Iterator[Req]:
-        return iter(self._reqs.values())
+        yield from self._returned.values()
+        yield from self._new.values()
 
     def __contains__(self, rid: str) -> bool:
-        return rid in self._reqs
+        return rid in self._new or rid in self._returned
 
-    @property
-    def head(self) -> Req | None:
-        """Who is admitted next."""
-        return next(iter(self._reqs.values()), None)
+    def head(self, now: float) -> Req | None:
+        """Who is admitted next. `now`: monotonic time."""
+        return next(iter(self), None)
 
     def push(self, req: Req) -> None:
         """A new arrival."""
-        self._reqs[req.rid] = req
+        self._new[req.rid] = req
 
-    def return_to_front(self, req: Req) -> None:
-        """A retracted request is next again."""
-        self._reqs = {req.rid: req, **self._reqs}
+    def push_back(self, req: Req) -> None:
+        """A retracted request waits again."""
+        self._returned[req.rid] = req
+        if len(self._returned) > 1:
+            self._returned = dict(sorted(self._returned.items(), key=lambda item: item[1].order))
 
     def pop(self, rid: str) -> Req | None:
         """Take one out, wherever it stands."""
-        return self._reqs.pop(rid, None)
+        return self._new.pop(rid, None) or self._returned.pop(rid, None)
+
+    def worth(self, req: Req) -> tuple[int, int]:
+        """Who runs on when KV is short: the smallest longest. Here the oldest, so that somebody always gets to the end."""
+        return 0, req.order
+
+    def may_preempt(self, head: Req, running: Req) -> bool:
+        """Whether `running` has to make way for `head`. First come, first served: never."""
+        return False
 
     @property
     def oldest_new(self) -> Req | None:
         """Who has waited longest of those that never ran."""
-        return next((req for req in self._reqs.values() if req.started is None), None)
+        return next(iter(self._new.values()), None)

@@ -58,6 +58,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     sampling: SamplingParams
     detokenize: DetokenizeParams = DetokenizeParams()
     output_ids: list[int] = []
+    priority: int = 0
+    """Smaller is more urgent; counts with `scheduler.policy: priority`."""
     logprobs: int = -1
     """-1: none; k >= 0: each token's logprob and the k most likely alternatives."""
     prompt_logprobs: bool = False

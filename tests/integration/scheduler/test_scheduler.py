@@ -323,7 +323,12 @@ def assert_idle(engine: Engine) -> None:
     """Nothing runs, nothing waits, every page is free."""
     engine.until("idle", lambda: engine.gauge("llmd_requests_running") == 0 == engine.gauge("llmd_requests_waiting"), 5)
     assert engine.gauge('llmd_kv_pages{state="active"}') == 0
-    assert engine.gauge('llmd_kv_pages{state="free"}') == engine.gauge("llmd_kv_capacity_pages") > 0
+    free, cached = engine.gauge('llmd_kv_pages{state="free"}'), engine.gauge('llmd_kv_pages{state="cached"}')
+    assert free + cached == engine.gauge("llmd_kv_capacity_pages") > 0
+    flushed = engine.command("flush")
+    assert flushed.ok and flushed.data["pages_freed"] == cached
+    assert engine.gauge('llmd_kv_pages{state="free"}') == engine.gauge("llmd_kv_capacity_pages")
+    assert engine.gauge("llmd_kv_accounting_errors_total") == 0
     flushed = engine.command("flush")
     assert flushed.ok and flushed.data == {"pages_freed": 0}
     assert engine.process.poll() is None

@@ -51,8 +51,7 @@ def test_defaults_and_working_values_pass(key: str) -> None:
         "model.quantization=int8",
         "model.quantization=int4",
         "model.kv_cache_dtype=int8",
-        "scheduler.policy=priority",
-        "scheduler.eviction=fifo",
+        "lora.max_rank=8",
         "supervision.spare_worker=true",
     ],
 )

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from llmd.memory.pools import ReqToTokenPool, TokenToKVPoolAllocator
+from llmd.memory.radix_cache import RadixCache
 from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
 from llmd.scheduler.arrivals import Limits
 from llmd.scheduler.kv import KvManager
 from llmd.scheduler.loop import Scheduler
+from llmd.scheduler.policy import Policy, make_queue
 from llmd.wire.messages import AbortReq, Command, SamplingParams, TokenChunk, TokenizedGenerateReqInput
 
 PAGE = 4
@@ -124,8 +126,22 @@ class FakeOutput:
 class Bench:
     """A scheduler on the bench: `turn` is one round of its loop."""
 
-    def __init__(self, *, pages: int = 64, max_running: int = 8, context: int = 128, chunk: int = 16, max_queued: int = 1000) -> None:
-        self.kv = KvManager(ReqToTokenPool(max_running, context), TokenToKVPoolAllocator(pages, PAGE))
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        max_running: int = 8,
+        context: int = 128,
+        chunk: int = 16,
+        max_queued: int = 1000,
+        radix: bool = True,
+        page_size: int = PAGE,
+        policy: Policy = "fcfs",
+        max_wait: float = 60.0,
+    ) -> None:
+        cache = RadixCache(page_size) if radix else None
+        self.kv = KvManager(ReqToTokenPool(max_running, context), TokenToKVPoolAllocator(pages, page_size), cache)
+        self.policy = policy
         self.runner = CheckingRunner(self.kv)
         self.source = FakeInput()
         self.out = FakeOutput()
@@ -141,13 +157,31 @@ class Bench:
         )
         source: Any = self.source
         output: Any = self.out
-        self.scheduler = Scheduler(self.runner, self.kv, source, output, limits=limits, chunk=chunk, meter=self.meter, pulse=Pulse())
+        waiting = make_queue(policy, max_wait, lambda req: self.kv.known_pages(req)[0])
+        self.scheduler = Scheduler(self.runner, self.kv, source, output, limits=limits, chunk=chunk, meter=self.meter, pulse=Pulse(), waiting=waiting)
 
-    def send(self, rid: str, prompt: list[int], count: int, *, output_ids: list[int] | None = None, prompt_logprobs: bool = False, **sampling: Any) -> None:
+    def send(
+        self,
+        rid: str,
+        prompt: list[int],
+        count: int,
+        *,
+        output_ids: list[int] | None = None,
+        prompt_logprobs: bool = False,
+        priority: int = 0,
+        **sampling: Any,
+    ) -> None:
         params = SamplingParams(max_new_tokens=count, **sampling)
         self.source.queue.append(
             TokenizedGenerateReqInput(
-                rid=rid, frontend=0, epoch=1, input_ids=prompt, sampling=params, output_ids=output_ids or [], prompt_logprobs=prompt_logprobs
+                rid=rid,
+                frontend=0,
+                epoch=1,
+                input_ids=prompt,
+                sampling=params,
+                output_ids=output_ids or [],
+                prompt_logprobs=prompt_logprobs,
+                priority=priority,
             )
         )
 
@@ -174,13 +208,17 @@ class Bench:
         raise AssertionError("work never ends")
 
     def check(self) -> None:
-        """free + active = total, what is active is what running requests hold, and nobody runs or waits before an older one."""
+        """free + cached + active = total, what is active is what running requests hold, and by fcfs nobody runs or waits before an older one."""
         running = self.scheduler.decode.running.values()
         order = [req.order for req in (*running, *self.scheduler.waiting)]
-        assert order == sorted(order)
+        assert self.policy != "fcfs" or order == sorted(order)
         assert self.kv.check(running) is None
+        counts = self.kv.counts
+        assert counts.free + counts.cached + counts.active == self.kv.pages.pages_total and min(counts.free, counts.cached, counts.active) >= 0
         assert all(req.row and req.pages for req in running)
         assert all(not req.row and not req.pages and req.computed == 0 for req in self.scheduler.waiting)
+        for chunk in self.out.first.values():
+            assert chunk.cached_tokens >= 0 and chunk.cached_tokens % self.kv.pages.page_size == 0
 
     def counter(self, name: str) -> float:
         return self.meter.snapshot().counters.get(name, 0.0)

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmd.scheduler import prefill
+from llmd.scheduler.estimate import NewTokenRatio
+from llmd.scheduler.policy import Policy
 from tests.unit.scheduler.harness import EOS, PAGE, Bench, next_token, oracle
 
 
@@ -17,7 +19,7 @@ def test_prompts_around_page_and_chunk_borders_are_answered_right(length: int) -
     bench.send("a", prompt, 20)
     bench.run()
     assert bench.out.tokens["a"] == oracle(prompt, 20)
-    assert bench.kv.pages.pages_free == 64
+    assert bench.kv.counts.active == 0
 
 
 def test_prompts_are_computed_in_chunks_beside_decoding_requests() -> None:
@@ -60,14 +62,25 @@ events = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(events=events, pages=st.integers(24, 60), max_running=st.integers(1, 6), chunk=st.sampled_from([1, 5, 16, 64]), reserve=st.sampled_from([0, 8, 64]))
+@settings(max_examples=250, deadline=None)
+@given(
+    events=events,
+    pages=st.integers(24, 60),
+    max_running=st.integers(1, 6),
+    chunk=st.sampled_from([1, 5, 16, 64]),
+    ratio=st.sampled_from([0.0, 0.1, 0.7]),
+    radix=st.booleans(),
+    policy=st.sampled_from(["fcfs", "lpm", "priority"]),
+    share=st.sampled_from([1, 8, 10_000]),
+)
 def test_any_mix_of_arrivals_aborts_and_faults_keeps_the_books_and_every_answer(
-    events: list[tuple[str, int, int]], pages: int, max_running: int, chunk: int, reserve: int
+    events: list[tuple[str, int, int]], pages: int, max_running: int, chunk: int, ratio: float, radix: bool, policy: Policy, share: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefill, "RESERVE_TOKENS", reserve)  # with little in reserve, retraction is frequent
-        _play(events, Bench(pages=pages, max_running=max_running, context=96, chunk=chunk), pages)
+        patch.setattr(prefill, "SHARE_TOKENS", share)  # from never computing a prefix twice at once to always
+        bench = Bench(pages=pages, max_running=max_running, context=96, chunk=chunk, radix=radix, policy=policy)
+        bench.scheduler.decode.ratio = NewTokenRatio(ratio)  # with little expected, retraction is frequent
+        _play(events, bench, pages)
 
 
 def _play(events: list[tuple[str, int, int]], bench: Bench, pages: int) -> None:
@@ -76,8 +89,9 @@ def _play(events: list[tuple[str, int, int]], bench: Bench, pages: int) -> None:
     for kind, first, second in events:
         if kind == "send":
             rid = f"r{len(sent)}"
-            sent[rid] = ([(first * 3 + j) % 90 for j in range(first)], second)
-            bench.send(rid, *sent[rid])
+            # Three families of prompts with common beginnings of many lengths.
+            sent[rid] = ([(second % 3 * 3 + j if j < first - second % 5 else first + j) % 90 for j in range(first)], second)
+            bench.send(rid, *sent[rid], priority=first % 3)
         elif kind == "abort" and sent:
             rid = f"r{first % len(sent)}"
             aborted.add(rid)
@@ -89,16 +103,21 @@ def _play(events: list[tuple[str, int, int]], bench: Bench, pages: int) -> None:
                 bench.turn()
     bench.runner.fail_next = False
     bench.run()
-    assert bench.kv.pages.pages_free == pages and bench.kv.rows.active == 0
+    assert bench.kv.counts.active == 0 and bench.kv.rows.active == 0
     for rid, (prompt, count) in sent.items():
         tokens = oracle(prompt, min(count, 96 - len(prompt)))
         got = bench.out.tokens[rid]
+        if rid in bench.out.first:
+            assert bench.out.first[rid].cached_tokens < len(prompt)
         if rid in bench.out.errors or rid in aborted:
             assert got == tokens[: len(got)]
         else:
             assert got == tokens
             finish = bench.out.last[rid].finish
             assert finish is not None and finish.reason == "length"
+    bench.kv.flush()
+    assert bench.kv.pages.pages_free == pages
+    assert bench.counter("llmd_kv_accounting_errors_total") == 0
 
 
 def test_strict_order_of_arrival_and_no_more_than_allowed_run() -> None:
@@ -138,7 +157,7 @@ def test_end_of_sequence_is_banned_until_the_minimum() -> None:
     bench = Bench()
     bench.send("a", [1], 5, min_new_tokens=2)
     bench.scheduler.receive(lambda command: None)
-    req = bench.scheduler.waiting.head
+    req = bench.scheduler.waiting.head(0.0)
     assert req is not None
     assert list(req.banned_ids) == [EOS]
     req.output_ids += [1, 2]
@@ -193,7 +212,7 @@ def test_a_leak_found_when_idle_is_counted_and_healed() -> None:
     bench.kv.pages.alloc(3)
     bench.scheduler.check_idle()
     assert bench.counter("llmd_kv_accounting_errors_total") == 1
-    assert bench.kv.pages.pages_free == 64
+    assert bench.kv.counts.active == 0
 
 
 def test_prompt_logprobs_come_once_with_the_first_chunk_and_are_never_cut_by_chunks() -> None:
