@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -115,9 +116,18 @@ def _cache_dir(config_file: str | None, overrides: tuple[str, ...]) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Every way out is an exit status of the contract."""
-    try:
+
+    def run() -> int:
         status = llmd.main(args=argv, prog_name="llmd", standalone_mode=False)
         return status if isinstance(status, int) else EXIT_OK
+
+    return guarded(run)
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """What `run` returns, or the status of the error that ends it, which is shown."""
+    try:
+        return run()
     except click.ClickException as error:
         error.show()
         return EXIT_USAGE

@@ -80,6 +80,16 @@ class TokenizerManager:
             return self.tokenizer.encode(text, add_special_tokens)
         return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens))
 
+    async def encode_all(self, prompts: list[str | list[int]]) -> list[list[int]]:
+        """Token ids of each prompt; one that is ids already stays as it is."""
+
+        def encode() -> list[list[int]]:
+            return [self.tokenizer.encode(p, True) if isinstance(p, str) else p for p in prompts]
+
+        if sum(len(p) for p in prompts) <= INLINE_TEXT:
+            return encode()
+        return await self._off_loop(encode)
+
     async def render(self, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> str:
         """The chat template's text. Raises RequestError with the template's own sentence, or `no_chat_template`."""
         template = self.template

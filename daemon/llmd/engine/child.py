@@ -1,0 +1,98 @@
+"""The one child of an `Engine`: the supervisor, with a private run directory and no HTTP. `python -m llmd.engine.child PARENT_PID`.
+
+stdin: an `Order` as JSON. stdout: one line for each stage of the start, then nothing. stderr: the log. It stops at once on SIGTERM, which the
+kernel also sends when the thread that started it ends, whatever ends it; nobody is left to talk to then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import sys
+
+import msgspec
+from msgspec import Struct
+
+from llmd.config import ServerArgs
+from llmd.errors import EXIT_GAVE_UP, EXIT_USAGE, LlmdError
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Order(Struct, frozen=True):
+    """What to run."""
+
+    args: ServerArgs
+    """`run_dir` is private: it is removed in the end."""
+    allow_failpoints: bool = False
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status of `llmd run`."""
+    if len(argv) != 2 or not argv[1].isdecimal():
+        sys.stderr.write("llmd: this module is started by llmd.Engine\n")
+        return EXIT_USAGE
+    _die_with(int(argv[1]))
+    _reset_signals()
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    stages = _detach()
+    try:
+        return _run(order, stages)
+    finally:
+        if order.args.run_dir:
+            shutil.rmtree(order.args.run_dir, ignore_errors=True)
+
+
+def _run(order: Order, stages: int) -> int:
+    def tell(stage: str) -> None:
+        with contextlib.suppress(OSError):  # the caller is gone, and so are we in a moment
+            os.write(stages, f"{stage}\n".encode())
+
+    try:
+        tell("imports")
+        from llmd.supervisor.main import arm, serve
+
+        tell("configuration")
+        arm(os.environ, allow_failpoints=order.allow_failpoints)
+        return serve(order.args, os.environ, allow_failpoints=order.allow_failpoints, on_stage=tell)
+    except LlmdError as error:
+        for line in error.message.splitlines():
+            sys.stderr.write(f"llmd: {line}\n")
+        if error.hint:
+            sys.stderr.write(f"llmd: hint: {error.hint}\n")
+        return error.exit_status
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return EXIT_GAVE_UP
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(EXIT_GAVE_UP)
+
+
+def _reset_signals() -> None:
+    """The caller's choices (a blocked SIGTERM, an ignored SIGCHLD) are its own."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _detach() -> int:
+    """stdin and stdout become /dev/null; returns the descriptor for stages, which no child of ours inherits."""
+    stages = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return stages
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,76 @@
+"""`python -m llmd.launch_server`: `llmd run` for a command line that was written for SGLang.
+
+The names are llmd.config.sglang's table. What llmd lacks is refused with status 2, never ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from llmd.cli import guarded
+from llmd.config.fields import FIELDS
+from llmd.config.load import Loaded
+from llmd.config.sglang import ALWAYS_ON, CONFIG, TABLE, complaint, flag_value, load
+from llmd.engine.foreground import launch_server as launch_server
+from llmd.errors import UsageError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. Every way out is an exit status of the contract."""
+    return guarded(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: list[str]) -> int:
+    loaded, allow_failpoints = read(argv)
+    return launch_server(loaded.args, allow_failpoints=allow_failpoints)
+
+
+def read(argv: list[str]) -> tuple[Loaded, bool]:
+    """The configuration that a command line means, and whether failpoints are allowed. Raises UsageError, ConfigError; SystemExit for --help."""
+    options, rest = _parser().parse_known_args(argv)
+    faults = [f"{word.partition('=')[0]}: {complaint(word.partition('=')[0].lstrip('-'))}" for word in rest if word.startswith("--")]
+    if rest and not faults:
+        # What stays behind an unknown flag is its value, which is nobody's business.
+        faults = [f"unexpected argument: {rest[0]!r}"]
+    if faults:
+        raise UsageError("\n".join(faults), hint="python -m llmd.launch_server --help lists what there is; --set KEY=VALUE sets any key")
+    return load(options.flags or [], options.config, options.overrides), options.allow_failpoints
+
+
+class _Take(argparse.Action):
+    """Notes a flag with the name it was given by."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None) -> None:
+        assert option_string is not None
+        value = flag_value(option_string, option_string.lstrip("-"), True if self.nargs == 0 else values)
+        if value is not None:
+            namespace.flags = [*(namespace.flags or ()), value]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """argparse would print and leave by itself."""
+        raise UsageError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m llmd.launch_server", description="llmd with SGLang's flag names.", allow_abbrev=False)
+    parser.set_defaults(flags=None)
+    parser.add_argument(f"--{CONFIG}", metavar="FILE", help="llmd's configuration file (YAML)")
+    for flag in TABLE:
+        names = [f"--{name}" for name in flag.names]
+        text = f"{flag.key}: {FIELDS[flag.key].text}".replace("%", "%%")
+        if flag.switch is None:
+            parser.add_argument(*names, action=_Take, dest="flags", metavar="VALUE", help=text)
+        else:
+            parser.add_argument(*names, action=_Take, dest="flags", nargs=0, help=f"{text} (sets {flag.switch})")
+    for name, why in ALWAYS_ON.items():
+        parser.add_argument(f"--{name}", action=_Take, dest="flags", nargs=0, help=f"no effect: {why}")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="set any key of the configuration (llmd's own)")
+    parser.add_argument("--allow-failpoints", action="store_true", help="let LLMD_FAILPOINTS provoke faults, for tests (llmd's own)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
