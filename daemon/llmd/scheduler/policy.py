@@ -39,6 +39,8 @@ class LongestPrefixQueue(WaitingQueue):
 class PriorityQueue(WaitingQueue):
     """Two heaps over the same requests, by priority and by time waited. Entries of requests that have left are dropped when they come up."""
 
+    preempts = True
+
     def __init__(self, max_wait: float) -> None:
         super().__init__()
         self._max_wait = max_wait

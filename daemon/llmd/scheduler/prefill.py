@@ -30,15 +30,18 @@ class PrefillManager:
 
     def make_way(self) -> None:
         """Send running requests back to the queue for a head that the policy puts before them and that can run in their place."""
-        head = self._waiting.head(time.monotonic())
+        head = self._waiting.head(time.monotonic()) if self._waiting.preempts else None
         if head is None or self._fits(head):
             return
-        running = sorted(self._decode.running.values(), key=self._waiting.worth, reverse=True)
-        victims = [req for req in running if self._waiting.may_preempt(head, req)]
-        room = self._kv.pages_available + sum(len(req.pages) - req.shared for req in victims)
-        if self._kv.pages.pages_for(head.length) > room:
+        victims, kept = [], 0
+        for req in self._decode.running.values():
+            if self._waiting.may_preempt(head, req):
+                victims.append(req)
+            else:
+                kept += len(req.pages) + self._expected_pages(req)
+        if kept + self._expected_pages(head) > self._kv.pages.pages_total:
             return
-        for req in victims:
+        for req in sorted(victims, key=self._waiting.worth, reverse=True):
             self._decode.retract(req)
             self._meter.inc("llmd_requests_preempted_total")
             if self._fits(head):
@@ -49,7 +52,7 @@ class PrefillManager:
 
         `admit(req)` is told of each admission; False: the request is no more.
         """
-        begun = [req for req in self._decode.running.values() if req.pending > 1]
+        begun = sorted((req for req in self._decode.running.values() if req.pending > 1), key=self._waiting.worth)
         for req in begun:
             self._take(batch, req, chunk)
         while batch.prefill_tokens < chunk and (head := self._waiting.head(time.monotonic())) is not None:

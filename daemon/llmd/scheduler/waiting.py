@@ -10,6 +10,9 @@ from llmd.scheduler.req import Req
 class WaitingQueue:
     """Retracted requests, which have run before, then new ones; both in order of arrival."""
 
+    preempts = False
+    """Whether `may_preempt` is ever True."""
+
     def __init__(self) -> None:
         self._new: dict[str, Req] = {}
         self._returned: dict[str, Req] = {}
@@ -47,7 +50,7 @@ class WaitingQueue:
         return 0, req.order
 
     def may_preempt(self, head: Req, running: Req) -> bool:
-        """Whether `running` has to make way for `head`. First come, first served: never."""
+        """Whether `running` has to make way for `head`."""
         return False
 
     @property

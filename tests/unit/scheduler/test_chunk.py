@@ -1,0 +1,60 @@
+"""Chunks that stretch a step to twice its length, whatever the machine is worth."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmd.scheduler.chunk import FIRST_ALONE, FIRST_BESIDE, LEAST, MOST, STRETCH, ChunkSizer
+from llmd.scheduler.estimate import INITIAL, NewTokenRatio
+from llmd.scheduler.estimate import LEAST as LEAST_RATIO
+
+
+@pytest.mark.parametrize(("step", "token", "extra"), [(0.05, 0.001, 0.0), (0.05, 0.0002, 0.01), (0.2, 0.004, 0.02), (0.005, 0.00001, 0.001)])
+def test_steps_with_a_prompt_settle_at_the_stretch(step: float, token: float, extra: float) -> None:
+    """`extra`: what any prompt costs besides its tokens."""
+    sizer = ChunkSizer(None)
+    for _ in range(20):
+        sizer.observe(8, 0, step)
+    seconds = 0.0
+    for _ in range(60):
+        size = sizer.size(8)
+        seconds = step + extra + size * token
+        sizer.observe(8, size, seconds)
+    assert seconds <= 1.1 * STRETCH * step
+    assert seconds >= 0.85 * STRETCH * step or sizer.size(8) == MOST
+
+
+def test_before_anything_is_measured_chunks_are_careful() -> None:
+    sizer = ChunkSizer(None)
+    assert (sizer.size(0), sizer.size(8)) == (FIRST_ALONE, FIRST_BESIDE)
+    sizer.observe(8, 64, 0.1)  # tells nothing as long as a step without a prompt is unknown
+    assert sizer.size(8) == FIRST_BESIDE
+
+
+def test_alone_a_step_still_ends_soon() -> None:
+    slow, fast = ChunkSizer(None), ChunkSizer(None)
+    slow.observe(0, 512, 2.0)
+    fast.observe(0, 512, 0.001)
+    assert slow.size(0) == 256 and fast.size(0) == MOST
+
+
+def test_a_prompt_that_no_size_suits_still_gets_on() -> None:
+    sizer = ChunkSizer(None)
+    sizer.observe(8, 0, 0.001)
+    sizer.observe(8, 64, 1.0)
+    assert sizer.size(8) == LEAST
+
+
+def test_a_fixed_size_is_fixed() -> None:
+    sizer = ChunkSizer(100)
+    sizer.observe(0, 100, 9.0)
+    assert sizer.size(0) == sizer.size(9) == 100
+
+
+def test_the_expected_share_sinks_while_all_goes_well() -> None:
+    ratio = NewTokenRatio()
+    for _ in range(1000):
+        ratio.decoded()
+    assert ratio.value == pytest.approx(LEAST_RATIO)
+    ratio.idle()
+    assert ratio.value == INITIAL
