@@ -62,7 +62,6 @@ def load_model(boot: Boot, progress: Progress) -> LoadedModel:
     dtype, kv_dtype = _dtypes(args, device)
     if isinstance(args.threads, int):
         torch.set_num_threads(args.threads)
-    torch.set_flush_denormal(True)  # numbers this small change no token, and slow a CPU down a hundredfold
     source = _open(boot)
     faults = parameter_faults(source.config, source.tensors(), str(source.path), gguf=isinstance(source, _Gguf))
     if faults:

@@ -70,10 +70,13 @@ def _load(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager],
     if boot.files.kind == "dummy":
         facts = _Facts(KV_BYTES_PER_TOKEN, "cpu", 0, "int32", "int32", "none")
         return facts, lambda kv: DummyRunner(kv.pages.num_slots, kv.rows.req_to_token, boot.files.vocab_size)
+    import torch
+
     from llmd.model.loader import load_model
     from llmd.model.runner import ModelRunner
     from llmd.sampling.sampler import Sampler
 
+    torch.set_flush_denormal(True)  # numbers this small change no token, and slow a CPU down a hundredfold
     model = load_model(boot, progress)
     dtype, kv_dtype = (str(kind).removeprefix("torch.") for kind in (model.dtype, model.kv_dtype))
     facts = _Facts(model.kv_bytes_per_token, str(model.device), model.weights_bytes, dtype, kv_dtype, model.quantization)
