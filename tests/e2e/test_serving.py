@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import Daemon, wait_for
 
 DUMMY = {"model": {"path": "dummy"}}
 
@@ -134,10 +134,8 @@ def test_every_answer_to_nonsense_is_an_error_envelope(daemon: Daemon) -> None:
 def test_health_costs_no_generation(daemon: Daemon) -> None:
     time.sleep(1.2)  # two heartbeats: what came before is counted
     before = daemon.metric("llmd_generation_tokens_total"), daemon.metric("llmd_requests_total")
-    started = time.monotonic()
     for _ in range(100):
         assert daemon.status_code("/readyz") == 200
-    assert time.monotonic() - started < 5 * SLOW
     assert (daemon.metric("llmd_generation_tokens_total"), daemon.metric("llmd_requests_total")) == before
 
 

@@ -35,11 +35,11 @@ class Os:
         return os.getpid()
 
     def kill_group(self, pid: int, sig: int) -> bool:
-        """Signal the process group that `pid` leads; False when it is gone."""
+        """Signal the process group that `pid` leads, or `pid` alone where it has been forked but does not lead one yet; False when it is gone."""
         try:
             os.killpg(pid, sig)
         except (ProcessLookupError, PermissionError):
-            return False
+            return self.kill(pid, sig)
         return True
 
     def kill(self, pid: int, sig: int) -> bool:
