@@ -1,6 +1,6 @@
 """How many KV pages there will be: a pure function of settings and measured numbers, the same in `llmd check` and at load.
 
-On a CPU: KV for `max_running_requests` times min(context, 2,048) tokens, at most a quarter of the free memory. Where
+On a CPU: KV for `max_running_requests` times min(context, 2,048) tokens, at least one full context, at most a quarter of the free memory. Where
 `mem_fraction_static` is a number, and on a GPU: free after weights minus (1 - fraction) times free before. `max_total_tokens`
 overrides both. A pool that cannot hold one request of full context is refused, or the context clamped where that is allowed.
 """
@@ -85,9 +85,13 @@ def _wanted_tokens(request: KvRequest) -> tuple[int, str]:
             budget // each,
             f"{_mib(request.free_after)} free after weights - (1 - {fraction:g}) x {_mib(request.free_before)} free before, at {each} bytes a token",
         )
-    wanted = request.max_running_requests * min(request.context_length, _AUTO_TOKENS_EACH)
+    tokens_each = min(request.context_length, _AUTO_TOKENS_EACH)
+    wanted = request.max_running_requests * tokens_each
     limit = int(request.free_after * _AUTO_SHARE) // each
-    of = f"{request.max_running_requests} requests x {min(request.context_length, _AUTO_TOKENS_EACH)} tokens at {each} bytes a token"
+    of = f"{request.max_running_requests} requests x {tokens_each} tokens at {each} bytes a token"
+    if wanted < request.context_length:
+        wanted = _round_up(request.context_length, request.page_size)
+        of = f"one full context, {wanted} tokens at {each} bytes a token"
     return min(wanted, limit), f"{of}, at most 25 % of {_mib(request.free_after)} free"
 
 

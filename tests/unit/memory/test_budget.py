@@ -24,6 +24,11 @@ def test_auto_takes_a_quarter_of_free_memory_at_most() -> None:
     assert plan_kv(replace(ASK, free_after=100 * MIB)).tokens == 25 * 1024
 
 
+def test_auto_holds_one_full_context_however_few_may_run() -> None:
+    budget = plan_kv(replace(ASK, max_running_requests=1))
+    assert budget.tokens == 8192 and "one full context" in budget.explain
+
+
 def test_a_fraction_leaves_its_share_of_what_was_free_before() -> None:
     budget = plan_kv(replace(ASK, mem_fraction_static=0.5))
     assert budget.tokens == (2000 - 1024) * 1024
