@@ -1,0 +1,118 @@
+"""`python -m llmd.launch_server` and `launch_server(args)`: a whole daemon from a command line written for SGLang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.daemon import gone, wait_for
+
+ARGUMENTS = ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", "0", "--tp", "1", "--max-running-requests=4", "--disable-radix-cache"]
+
+
+@contextlib.contextmanager
+def started(argv: list[str], directory: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, stderr=log, env=os.environ | (env or {}))
+    try:
+        yield process
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.kill()
+        process.wait(10)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def url_of(process: subprocess.Popen[bytes], directory: Path) -> str:
+    """Where it serves, once it is ready."""
+
+    def url() -> str:
+        assert process.poll() is None, (directory / "log").read_text()
+        with contextlib.suppress(OSError, ValueError, KeyError, httpx.HTTPError):
+            found = json.loads((directory / "run" / "llmd.lock").read_text())["http"]
+            if found and httpx.get(found + "/readyz", timeout=2).status_code == 200:
+                return str(found)
+        return ""
+
+    return wait_for("ready", url, 60)
+
+
+def own(directory: Path) -> list[str]:
+    return ["--set", f"run_dir={directory}/run", "--set", f"state_dir={directory}/state", "--set", f"log_dir={directory}/log.d"]
+
+
+def complete(url: str) -> str:
+    answer = httpx.post(url + "/v1/completions", json={"model": "mine", "prompt": "abc", "max_tokens": 5, "temperature": 0}, timeout=30)
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_a_command_line_for_sglang_starts_llmd(tmp_path: Path) -> None:
+    argv = ["-m", "llmd.launch_server", "--model-path", "dummy", *ARGUMENTS, "--allow-failpoints", *own(tmp_path)]
+    with started(argv, tmp_path) as process:
+        url = url_of(process, tmp_path)
+        assert complete(url) == "abcab"
+        assert [m["id"] for m in httpx.get(url + "/v1/models").json()["data"]] == ["mine"]
+        pids = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert gone(pids)
+
+
+def test_launch_server_from_python(tmp_path: Path) -> None:
+    code = """
+import sys
+from llmd import ServerArgs, launch_server
+args = ServerArgs.from_kwargs(model_path="dummy", served_model_name="mine", port=0, config=sys.argv[1])
+sys.exit(launch_server(args, allow_failpoints=True))
+"""
+    config = tmp_path / "llmd.yaml"
+    config.write_text(f"run_dir: {tmp_path}/run\nstate_dir: {tmp_path}/state\nlog_dir: {tmp_path}/log.d\n")
+    with started(["-c", code, str(config)], tmp_path) as process:
+        assert complete(url_of(process, tmp_path)) == "abcab"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "line"),
+    [
+        (["--model-path", "/nowhere/at/all"], 78, "/nowhere/at/all"),
+        (["--model-path", "dummy"], 78, "--allow-failpoints"),
+        (["--dp", "2"], 78, "data parallelism"),
+        (["--page-size", "0"], 78, "--page-size"),
+        (["--enable-lora"], 2, "--enable-lora: not supported"),
+        (["--nothing"], 2, "--nothing: unknown flag"),
+    ],
+)
+def test_what_cannot_be_ends_with_its_status(argv: list[str], status: int, line: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmd.launch_server", "--port", "0", *own(tmp_path), *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == status
+    assert line in done.stderr and "Traceback" not in done.stderr
+
+
+def test_launch_server_needs_the_main_thread() -> None:
+    code = """
+import threading
+from llmd import ServerArgs, launch_server
+def run():
+    try:
+        launch_server(ServerArgs())
+    except Exception as error:
+        print(type(error).__name__, error)
+thread = threading.Thread(target=run); thread.start(); thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.stdout.startswith("UsageError launch_server runs in the main thread only")
