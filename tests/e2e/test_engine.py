@@ -216,6 +216,13 @@ def test_from_several_threads(engine: Engine) -> None:
     assert texts == [echo(f"thread {i}", 8) for i in range(40)]
 
 
+def test_an_engine_outlives_the_thread_that_made_it() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(dummy).result()
+    with made:
+        assert made.generate("ab", GREEDY)["text"] == echo("ab", 8)
+
+
 def test_two_engines_at_once(engine: Engine) -> None:
     with dummy() as other:
         assert other.get_server_info()["pid"] != engine.get_server_info()["pid"]

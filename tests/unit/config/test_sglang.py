@@ -89,6 +89,12 @@ def test_every_entry_of_the_table_is_tried_here_and_names_a_key() -> None:
         assert tried & set(flag.names), f"no example for {flag.names}"
 
 
+def test_the_manual_has_every_name() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "python-api.md").read_text()
+    for name in [*BY_NAME, *ALWAYS_ON, *NOT_YET, CONFIG]:
+        assert f"`--{name}`" in manual
+
+
 def test_the_lists_do_not_overlap() -> None:
     groups = [set(BY_NAME), set(ALWAYS_ON), set(NOT_YET), {CONFIG}, set(UNSUPPORTED)]
     assert sum(map(len, groups)) == len(set.union(*groups))

@@ -15,6 +15,10 @@ MAINS = {
     "llmd.control.main": HEAVY,
     "llmd.detokenizer.main": HEAVY,
     "llmd.worker": (*HEAVY, "fastapi"),
+    "llmd": (*HEAVY, "zmq", "msgspec", "asyncio"),
+    "llmd.engine.api": (*HEAVY, "fastapi", "uvicorn"),
+    "llmd.engine.child": (*HEAVY, "zmq", "pydantic", "fastapi", "numpy"),
+    "llmd.launch_server": (*HEAVY, "zmq", "pydantic", "fastapi", "numpy"),
     "llmctl.main": (*HEAVY, "zmq", "yaml", "numpy", "llmd.config"),
     "llmd.config.load": (*HEAVY, "zmq", "pydantic", "numpy"),
 }
