@@ -1,7 +1,9 @@
 """Attention over paged KV. `AttentionBackend` is planned once a step and called once a layer; `TorchAttention` is the reference.
 
-Requests with one new token (decode) are computed together, padded to the longest of their group; each longer one (prefill, with or
-without a cached prefix) alone. What is padded is masked and comes from the request's own first slot, so no request sees another's values.
+The reference is exact: what a token gets depends on its own request's tokens up to it, bit for bit, not on the batch, nor on how a
+prompt was cut. Keys come in blocks of a fixed number of positions. Scores are one product a block; the maximum over all of them
+is exact in any order; each block's weights and weighted values are summed by themselves, and the blocks are added in order.
+What lies behind a token, padding included, has weight 0 and changes no sum.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ import torch
 import torch.nn.functional as F
 
 from llmd.model.batch import ForwardBatch, Ints
+from llmd.model.exact import RowPlan, row_plan
 from llmd.model.kv_cache import KVCache
 from llmd.store.model_config import ModelConfig
 
+#: Positions of a block of keys.
+BLOCK = 128
+#: Queries of one request that are computed at once: their scores should stay in a cache.
+QUERIES = 64
 #: Padded tokens that a decode group may carry before a second group is worth its calls.
 MAX_PADDING = 1024
 
@@ -35,124 +42,140 @@ class AttentionBackend(Protocol):
 
 
 @dataclass(slots=True)
-class _Group:
-    """Requests that are computed in one call: n requests with `new` new tokens each, `length` tokens (padded) each."""
+class _Tile:
+    """Queries that are computed at once: `new` of each request of their group, over the group's first `blocks` blocks."""
 
     rows: torch.Tensor | slice
-    """Rows of the step's tokens, n * new of them."""
-    slots: torch.Tensor
-    """[n * length]"""
-    n: int
-    new: int
-    length: int
-    valid: npt.NDArray[np.bool_]
-    """[n, new, length]: what each new token may see, windows apart."""
-    distance: npt.NDArray[np.int64]
-    """[n, new, length]: how far back each token is."""
-    causal: bool = False
-    """Whole prompt without prefix: torch's own causal mask serves."""
-    masks: dict[int, torch.Tensor | None] = field(default_factory=dict)
-    """window -> additive mask [n, 1, new, length], or None where nothing is masked."""
+    """Rows of the step's tokens, requests * new of them."""
+    positions: torch.Tensor
+    """[requests, new]"""
+    blocks: int
+    clear: int
+    """Leading blocks of which every query sees all, windows apart."""
+    masks: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    """window -> (first block masked, additive mask [blocks - first, 1, requests, 1, new, BLOCK])."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests whose keys are gathered together, each padded to `blocks` blocks with its own first slot."""
+
+    requests: int
+    blocks: int
+    index: torch.Tensor
+    """[2 * blocks * kv_heads * requests * BLOCK]: where their K lie in the cache, then their V."""
+    tiles: list[_Tile]
 
 
 class TorchAttention:
-    """The reference on torch's scaled_dot_product_attention."""
+    """The reference in torch operations."""
 
-    def __init__(self, config: ModelConfig, cache: KVCache, req_to_token: npt.NDArray[np.int32], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, cache: KVCache, req_to_token: npt.NDArray[np.int32], device: torch.device) -> None:
         self._config = config
         self._cache = cache
         self._req_to_token = req_to_token
-        self._dtype = dtype
         self._device = device
-        self._out_slots = torch.empty(0, dtype=torch.int64)
+        self._queries = _query_plan(config, device)
+        self._out_index = torch.empty(0, dtype=torch.int64)
         self._groups: list[_Group] = []
 
     def plan(self, batch: ForwardBatch) -> None:
-        """Slots and masks of each group."""
-        self._out_slots = torch.from_numpy(batch.out_cache_loc).to(self._device)
+        """Where each group's keys lie, and its tiles."""
+        self._out_index = self._cache.index(torch.from_numpy(batch.out_cache_loc).to(self._device)).flatten()
         starts = np.cumsum(batch.extend_lens) - batch.extend_lens
         self._groups = []
-        decode = np.flatnonzero(batch.extend_lens == 1)
-        for requests in _by_length(decode, batch.seq_lens):
-            self._groups.append(self._decode_group(batch, requests, starts))
+        for requests in _by_length(np.flatnonzero(batch.extend_lens == 1), batch.seq_lens):
+            rows = torch.from_numpy(starts[requests]).to(self._device)
+            self._groups.append(self._group(batch, requests, [self._tile(rows, batch.seq_lens[requests, None] - 1)]))
         for request in np.flatnonzero(batch.extend_lens > 1):
-            self._groups.append(self._prefill_group(batch, int(request), int(starts[request])))
+            start, end = int(starts[request]), int(starts[request] + batch.extend_lens[request])
+            tiles = []
+            for first in range(start, end, self._queries.size):
+                rows_ = slice(first, min(first + self._queries.size, end))
+                tiles.append(self._tile(rows_, batch.positions[None, rows_]))
+            self._groups.append(self._group(batch, np.array([request]), tiles))
 
     def forward(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend."""
-        heads, kv_heads, dim = self._config.num_heads, self._config.num_kv_heads, self._config.head_dim
-        self._cache.write(layer, self._out_slots, qkv[:, heads:].unflatten(1, (2, kv_heads)))
-        q = qkv[:, :heads]
-        if len(self._groups) == 1:
-            return self._attend(layer, self._groups[0], q).reshape(-1, heads * dim)
+        heads, dim = self._config.num_heads, self._config.head_dim
+        self._cache.write(layer, self._out_index, qkv[:, heads:].transpose(0, 1))
+        q = qkv[:, :heads].float() * dim**-0.5
         out = torch.empty((qkv.shape[0], heads * dim), dtype=qkv.dtype, device=qkv.device)
         for group in self._groups:
-            out[group.rows] = self._attend(layer, group, q[group.rows]).reshape(-1, heads * dim)
+            kv = self._cache.gather(layer, group.index).view(2, group.blocks, -1, BLOCK, dim)
+            for tile in group.tiles:
+                out[tile.rows] = self._attend(tile, self._config.window(layer), q[tile.rows], kv[:, : tile.blocks]).to(out.dtype)
         return out
 
-    def _attend(self, layer: int, group: _Group, q: torch.Tensor) -> torch.Tensor:
-        """q [n * new, heads, dim] -> the same shape."""
-        config = self._config
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        kv = self._cache.gather(layer, group.slots, q.dtype).view(group.n, group.length, 2, kv_heads, dim)
-        k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-        window = config.window(layer)
-        mask = self._mask(group, window)
-        if group.new == 1:
-            # The query heads of one KV head become its query rows: K and V are read once and never repeated.
-            out = F.scaled_dot_product_attention(q.view(group.n, kv_heads, heads // kv_heads, dim), k, v, attn_mask=mask)
-            return out.reshape(group.n, heads, dim)
-        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
-        q = q.view(group.n, group.new, heads, dim).transpose(1, 2)
-        causal = group.causal and not window
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=None if causal else mask, is_causal=causal)
-        return out.transpose(1, 2).reshape(-1, heads, dim)
+    def _attend(self, tile: _Tile, window: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """q [requests * new, heads, dim], kv [2, blocks, kv_heads * requests, BLOCK, dim] -> [requests * new, heads * dim]."""
+        kv_heads, dim, blocks = self._config.num_kv_heads, self._config.head_dim, tile.blocks
+        requests, new = tile.positions.shape
+        # The query heads of one KV head become its query rows: K and V are read once and never repeated.
+        q = q.view(requests, new, kv_heads, -1, dim).permute(2, 0, 3, 1, 4)
+        if new < self._queries.least:
+            q = F.pad(q, (0, 0, 0, self._queries.least - new))
+        group = q.shape[2]
+        q = q.reshape(1, kv_heads * requests, -1, dim).expand(blocks, -1, -1, -1)
+        scores = torch.matmul(q, kv[0].transpose(-1, -2))  # [blocks, kv_heads * requests, group * new, BLOCK]
+        first, mask = self._mask(tile, window)
+        if first < blocks:
+            scores.view(blocks, kv_heads, requests, group, -1, BLOCK)[first:, ..., :new, :].add_(mask)
+        scores.sub_(scores.amax(-1).amax(0)[None, ..., None]).exp_()
+        total = _in_order(scores.sum(-1))
+        out = _in_order(torch.matmul(scores, kv[1])).div_(total[..., None])
+        out = out.view(kv_heads, requests, group, -1, dim)[:, :, :, :new]
+        return out.permute(1, 3, 0, 2, 4).reshape(requests * new, -1)
 
-    def _mask(self, group: _Group, window: int) -> torch.Tensor | None:
-        if group.causal and not window:
-            return None
-        if window not in group.masks:
-            seen = group.valid if not window else group.valid & (group.distance < window)
-            mask = None
-            if not seen.all():
-                additive = np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]
-                mask = torch.from_numpy(additive).to(self._device, self._dtype)
-                if group.new == 1:
-                    mask = mask.expand(-1, -1, self._config.num_heads // self._config.num_kv_heads, -1)
-            group.masks[window] = mask
-        return group.masks[window]
+    def _mask(self, tile: _Tile, window: int) -> tuple[int, torch.Tensor]:
+        """(first block to be masked, mask of the blocks from there)."""
+        if window not in tile.masks:
+            first = 0 if window else tile.clear
+            keys = torch.arange(first * BLOCK, tile.blocks * BLOCK, device=self._device).view(-1, 1, 1, 1, 1, BLOCK)
+            distance = tile.positions[None, None, :, None, :, None] - keys
+            hidden = distance < 0
+            if window:
+                hidden |= distance >= window
+            tile.masks[window] = first, torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, -torch.inf)
+        return tile.masks[window]
 
-    def _decode_group(self, batch: ForwardBatch, requests: Ints, starts: Ints) -> _Group:
+    def _tile(self, rows: torch.Tensor | slice, positions: Ints) -> _Tile:
+        return _Tile(rows, torch.from_numpy(positions).to(self._device), int(positions.max()) // BLOCK + 1, (int(positions.min()) + 1) // BLOCK)
+
+    def _group(self, batch: ForwardBatch, requests: Ints, tiles: list[_Tile]) -> _Group:
         lengths = batch.seq_lens[requests]
         longest = int(lengths.max())
-        columns = np.arange(longest)
-        valid = columns[None] < lengths[:, None]
-        table = self._req_to_token[batch.req_pool_indices[requests], :longest].astype(np.int64)
-        slots = np.where(valid, table, table[:, :1])
-        return _Group(
-            rows=torch.from_numpy(starts[requests]).to(self._device),
-            slots=torch.from_numpy(slots.reshape(-1)).to(self._device),
-            n=len(requests),
-            new=1,
-            length=longest,
-            valid=valid[:, None],
-            distance=(lengths[:, None] - 1 - columns[None])[:, None],
-        )
+        blocks = -(-longest // BLOCK)
+        slots = np.empty((len(requests), blocks * BLOCK), dtype=np.int64)
+        table = self._req_to_token[batch.req_pool_indices[requests], :longest]
+        slots[:, :longest] = np.where(np.arange(longest) < lengths[:, None], table, table[:, :1])
+        slots[:, longest:] = table[:, :1]
+        index = self._cache.index(torch.from_numpy(slots).to(self._device)).view(2, -1, len(requests), blocks, BLOCK)
+        return _Group(len(requests), blocks, index.permute(0, 3, 1, 2, 4).flatten(), tiles)
 
-    def _prefill_group(self, batch: ForwardBatch, request: int, start: int) -> _Group:
-        new, length = int(batch.extend_lens[request]), int(batch.seq_lens[request])
-        slots = self._req_to_token[batch.req_pool_indices[request], :length].astype(np.int64)
-        distance = np.arange(length - new, length)[:, None] - np.arange(length)[None]
-        return _Group(
-            rows=slice(start, start + new),
-            slots=torch.from_numpy(slots).to(self._device),
-            n=1,
-            new=new,
-            length=length,
-            valid=(distance >= 0)[None],
-            distance=distance[None],
-            causal=new == length,
-        )
+
+def _query_plan(config: ModelConfig, device: torch.device) -> RowPlan:
+    """How many queries a tile takes: their products are of `group` times as many rows."""
+    group = config.num_heads // config.num_kv_heads
+    keys = torch.randn(3, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(1)).to(device)
+
+    def scores(rows: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(rows.expand(3, -1, -1), keys.transpose(-1, -2)).transpose(0, 1)
+
+    def values(rows: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(rows.expand(3, -1, -1), keys).transpose(0, 1)
+
+    plans = (row_plan(scores, config.head_dim, keys, group * QUERIES), row_plan(values, BLOCK, keys, group * QUERIES))
+    least = max(-(-plan.least // group) for plan in plans)
+    return RowPlan(least, min(QUERIES, *(max(least, plan.size // group) for plan in plans)))
+
+
+def _in_order(blocks: torch.Tensor) -> torch.Tensor:
+    """Sum over the first dimension, one after the other: zeros at the end change nothing. The first block is changed."""
+    total = blocks[0]
+    for block in blocks[1:]:
+        total.add_(block)
+    return total
 
 
 def _by_length(requests: Ints, lengths: Ints) -> list[Ints]:

@@ -13,19 +13,27 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 class KVCache:
-    """Per layer [slots, 2, kv_heads, head_dim]: K and V side by side, so that one copy writes and one gather reads both."""
+    """Per layer [2 * kv_heads * slots, head_dim]: all slots of one head lie together, K's heads before V's.
+
+    A gather in that order is what batched products take as it is.
+    """
 
     def __init__(self, config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         """Nothing is written: on a CPU, pages that no token has touched take no memory."""
-        shape = (num_slots, 2, config.num_kv_heads, config.head_dim)
         self.num_slots = num_slots
         self.dtype = dtype
-        self.layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        planes = 2 * config.num_kv_heads
+        self.layers = [torch.empty((planes * num_slots, config.head_dim), dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self._planes = torch.arange(planes, device=device) * num_slots
 
-    def write(self, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
-        """Put `kv` [T, 2, kv_heads, head_dim] into `slots` [T]."""
-        self.layers[layer].index_copy_(0, slots, kv.to(self.dtype))
+    def index(self, slots: torch.Tensor) -> torch.Tensor:
+        """[2 * kv_heads, *slots.shape]: where the K and V of `slots` lie."""
+        return self._planes.view(-1, *(1,) * slots.dim()) + slots
 
-    def gather(self, layer: int, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[N, 2, kv_heads, head_dim] of `slots` [N], in `dtype`."""
-        return self.layers[layer].index_select(0, slots).to(dtype)
+    def write(self, layer: int, index: torch.Tensor, kv: torch.Tensor) -> None:
+        """Put `kv` [2 * kv_heads, T, head_dim] at `index` [2 * kv_heads * T]."""
+        self.layers[layer].index_copy_(0, index, kv.to(self.dtype).flatten(0, 1))
+
+    def gather(self, layer: int, index: torch.Tensor) -> torch.Tensor:
+        """float32 [N, head_dim] of `index` [N]."""
+        return self.layers[layer].index_select(0, index).float()

@@ -8,19 +8,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmd.model.attention import AttentionBackend
+from llmd.model.exact import ANY_ROWS, RowPlan, rowwise
 from llmd.model.rope import Rope, rotate
 from llmd.store.model_config import ModelConfig
 
 
 @dataclass(slots=True)
 class Linear:
-    """y = x W^T + b; `weight` [out, in]."""
+    """y = x W + b; `weight` [in, out]."""
 
     weight: Tensor
     bias: Tensor | None = None
+    rows: RowPlan = ANY_ROWS
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        y = rowwise(x, self.weight, self.rows)
+        return y if self.bias is None else y.add_(self.bias)
 
 
 @dataclass(slots=True)

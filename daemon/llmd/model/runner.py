@@ -25,7 +25,7 @@ class ModelRunner:
         self._device = model.device
         self._sampler = sampler
         self.cache = KVCache(model.config, num_slots, model.kv_dtype, model.device)
-        self._attention = TorchAttention(model.config, self.cache, req_to_token, model.dtype, model.device)
+        self._attention = TorchAttention(model.config, self.cache, req_to_token, model.device)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:
