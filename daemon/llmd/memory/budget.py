@@ -7,6 +7,7 @@ overrides both. A pool that cannot hold one request of full context is refused, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from llmd.errors import ConfigError
@@ -15,6 +16,8 @@ AUTO_RUNNING_REQUESTS = 64
 _AUTO_TOKENS_EACH = 2048
 _AUTO_SHARE = 0.25
 _GPU_FRACTION = 0.88
+#: Suggested values stay below what is free now by this factor.
+_MARGIN = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +100,52 @@ def _wanted_tokens(request: KvRequest) -> tuple[int, str]:
 
 def _too_small(request: KvRequest, room: int, explain: str) -> str:
     need = _round_up(request.context_length, request.page_size)
-    fits = need * request.kv_bytes_per_token <= request.free_after
-    shorter = f"model.context_length: {room}" if room else "a smaller model or one with a smaller kv_cache_dtype"
-    larger = f"memory.max_total_tokens: {need}" if fits else f"{_mib(need * request.kv_bytes_per_token)} of free memory for memory.max_total_tokens: {need}"
-    return (
-        f"the KV pool holds {max(0, room)} tokens, one request of full context needs {need} ({explain}): set {shorter}, or {larger}"
-        f"{', or memory.clamp_context: true' if room else ''}"
-    )
+    size = _mib(need * request.kv_bytes_per_token)
+    ways = []
+    if room:
+        # A pool that follows from free memory is never the same twice.
+        ways.append(f"model.context_length: {room if request.max_total_tokens is not None else _with_margin(room, request.page_size)}")
+    if need <= _affordable(request):
+        ways.append(f"memory.max_total_tokens: {need} ({size})")
+        if not room and request.max_total_tokens is None and (fraction := _fraction_for(request, need)) is not None:
+            ways.append(f"memory.mem_fraction_static: {fraction:.2f}")
+        if request.max_total_tokens is not None and not room:
+            ways.append(f"memory.page_size: {_smaller_page(request.max_total_tokens)} with memory.clamp_context: true")
+    elif not room and (most := _affordable(request)):
+        ways.append(f"memory.max_total_tokens: {most} with model.context_length: {most}")
+    if room:
+        ways.append("memory.clamp_context: true")
+    set_one = ", or ".join(ways) or f"a smaller model, or free {size}"
+    return f"the KV pool holds {max(0, room)} tokens, one request of full context needs {need} ({explain}): set {set_one}"
 
 
 def _too_large(request: KvRequest, room: int) -> str:
-    each = request.kv_bytes_per_token
-    most = request.free_after // each // request.page_size * request.page_size
-    return (
-        f"memory.max_total_tokens: {room} tokens of KV need {_mib(room * each)}, {_mib(request.free_after)} are free: "
-        f"set memory.max_total_tokens: {most} or less, and model.context_length no larger than that"
-    )
+    most = _affordable(request)
+    size = f"{_mib(room * request.kv_bytes_per_token)}, {_mib(max(0, request.free_after))} are free"
+    if not most:
+        return f"memory.max_total_tokens: {room} tokens of KV need {size}: take a smaller model, or free memory"
+    context = f" with model.context_length: {most}" if most < request.context_length else ""
+    return f"memory.max_total_tokens: {room} tokens of KV need {size}: set memory.max_total_tokens: {most}{context}"
+
+
+def _affordable(request: KvRequest) -> int:
+    """Tokens in whole pages that free memory holds, with a margin for what changes until the next start."""
+    return _with_margin(max(0, request.free_after) // request.kv_bytes_per_token, request.page_size)
+
+
+def _with_margin(tokens: int, page_size: int) -> int:
+    return int(tokens * _MARGIN) // page_size * page_size or min(tokens, page_size) // page_size * page_size
+
+
+def _fraction_for(request: KvRequest, tokens: int) -> float | None:
+    """The mem_fraction_static that leaves `tokens`, rounded up; None where even 1 does not."""
+    fraction = 1 - (request.free_after - tokens * request.kv_bytes_per_token / _MARGIN) / max(1, request.free_before)
+    return math.ceil(fraction * 100) / 100 if fraction <= 0.99 else None
+
+
+def _smaller_page(tokens: int) -> int:
+    """The largest power of two of which `tokens` fill one."""
+    return 1 << (max(1, tokens).bit_length() - 1)
 
 
 def _round_up(tokens: int, page_size: int) -> int:

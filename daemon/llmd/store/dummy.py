@@ -11,6 +11,8 @@ BOS: Final = 256
 EOS: Final = 257
 VOCAB_SIZE: Final = 258
 CONTEXT_LENGTH: Final = 8192
+#: The scripted runner keeps the token itself.
+KV_VALUES_PER_TOKEN: Final = 1
 VERSION: Final = "dummy@000000000000"
 #: A chat is its messages' texts, one after the other, so that what the scripted runner echoes can be foretold.
 CHAT_TEMPLATE: Final = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -72,6 +72,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that one token's K and V are, in all layers."""
+        return self.num_layers * 2 * self.kv_size
+
     def window(self, layer: int) -> int:
         """Tokens that layer's attention looks back, itself included; 0: all."""
         return self.windows[layer] if self.windows else 0

@@ -15,7 +15,7 @@ from llmd.plan.spec import ModelFiles
 from llmd.store import catalog, dummy, model_config, small_files
 from llmd.store.gguf import GgufFile, regular_file_size
 from llmd.store.model_config import ModelConfig
-from llmd.store.parameters import parameter_faults
+from llmd.store.parameters import parameter_count, parameter_faults
 from llmd.store.safetensors_dir import INDEX, SafetensorsDir, read_json
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.load import Tokenizer, load_tokenizer
@@ -40,6 +40,8 @@ class _Found:
     vocab_size: int
     architecture: str
     quantization: str
+    parameters: int
+    kv_values_per_token: int
     sources: small_files.Files
     make: Callable[[], small_files.Files]
 
@@ -83,6 +85,8 @@ def model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
         has_chat_template=template is not None,
         architecture=found.architecture,
         quantization=found.quantization,
+        parameters=found.parameters,
+        kv_values_per_token=found.kv_values_per_token,
     )
 
 
@@ -90,7 +94,7 @@ def _find(path: str, cache_dir: Path) -> _Found:
     if path == "dummy":
         return _Found(
             kind="dummy", path="", name="dummy", version=dummy.VERSION, weights_bytes=0, context_length=dummy.CONTEXT_LENGTH, vocab_size=dummy.VOCAB_SIZE,
-            architecture="dummy", quantization="none", sources={}, make=dummy.small_files,
+            architecture="dummy", quantization="none", parameters=0, kv_values_per_token=dummy.KV_VALUES_PER_TOKEN, sources={}, make=dummy.small_files,
         )  # fmt: skip
     if path in catalog.CATALOG:
         pulled = catalog.pulled_path(path, cache_dir)
@@ -127,6 +131,8 @@ def _gguf(path: Path, name: str) -> _Found:
         vocab_size=config.vocab_size,
         architecture=config.architecture,
         quantization=max(sizes, key=lambda kind: sizes[kind]),
+        parameters=parameter_count(config),
+        kv_values_per_token=config.kv_values_per_token,
         sources={},
         make=lambda: _small_from_gguf(file, config),
     )
@@ -190,6 +196,8 @@ def _directory(path: Path) -> _Found:
         vocab_size=config.vocab_size,
         architecture=config.architecture,
         quantization=_float_name(weights),
+        parameters=parameter_count(config),
+        kv_values_per_token=config.kv_values_per_token,
         sources=sources,
         make=lambda: sources,
     )

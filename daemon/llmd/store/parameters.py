@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
@@ -31,6 +32,8 @@ class StoredTensor(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def type(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
 
 
 def layer_parameters(config: ModelConfig, layer: int) -> list[Parameter]:
@@ -73,6 +76,11 @@ def all_parameters(config: ModelConfig) -> Iterable[Parameter]:
     yield from outer_parameters(config)
     for layer in range(config.num_layers):
         yield from layer_parameters(config, layer)
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Numbers that the model's weights are."""
+    return sum(math.prod(parameter.shape) for parameter in all_parameters(config))
 
 
 def parameter_faults(config: ModelConfig, stored: Mapping[str, StoredTensor], source: str, *, gguf: bool) -> list[str]:

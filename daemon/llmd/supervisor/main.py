@@ -25,7 +25,7 @@ from llmd.errors import EXIT_OK, LlmdError, ResourceError, UsageError
 from llmd.observability import logs
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
-from llmd.supervisor import banner, cpus, environ, preflight, rundir, sockets
+from llmd.supervisor import banner, cpus, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.core import Report, Settings
 from llmd.supervisor.embedding import Embedding, sink_for
 from llmd.supervisor.logsink import LogSink, SinkStream
@@ -117,7 +117,7 @@ def _prepare_locked(
     url = listener.url if listener is not None else ""
     start_id, started_at = secrets.token_hex(8), os_.wall()
     facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__}
-    lock.write({**facts, "http": url, "admin_socket": str(admin_socket)})
+    lock.write({**facts, "http": url, "admin_socket": str(admin_socket), "log_dir": dirs.log_dir})
     cache_dir, base = Path(dirs.cache_dir), environ.cleaned(env, failpoints=allow_failpoints)
     if preflight.needs_pull(args, cache_dir):
         _tell(on_stage, "pull")
@@ -128,6 +128,7 @@ def _prepare_locked(
     _tell(on_stage, "plan")
     failpoints.hit("supervisor.plan")
     args = resolve_args(args, files, threads=cpus.available())
+    memory_plan.plan_memory(args, files)
     threads = args.model.threads
     assert isinstance(threads, int)
     boot = Boot(

@@ -9,7 +9,7 @@ from llmd.config import ServerArgs
 from llmd.config.resolve import resolve_args, resolve_dirs
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ModelFiles, ProcessSpec, make_plan
-from llmd.supervisor import cpus, environ, preflight, sockets
+from llmd.supervisor import cpus, environ, memory_plan, preflight, sockets
 from llmd.supervisor.os_seam import Os
 
 
@@ -19,6 +19,7 @@ def describe(args: ServerArgs, env: Mapping[str, str]) -> str:
     ports = PortArgs(dirs.run_dir)
     ports.check(args.http.workers)
     cache_dir = Path(dirs.cache_dir)
+    memory: list[str] = []
     threads = cpus.available() if args.model.threads == "auto" else args.model.threads
     if preflight.needs_pull(args, cache_dir):
         _refuse_unknown(args.model.path)
@@ -27,8 +28,11 @@ def describe(args: ServerArgs, env: Mapping[str, str]) -> str:
         files = preflight.check(args, cache_dir, environ.cleaned(env, failpoints=False), Os())
         args = resolve_args(args, files, threads=threads)
         model = _model(args, files)
+        plan = memory_plan.plan_memory(args, files)
+        memory = memory_plan.describe(args, plan) if plan is not None else []
     sections = {
         "model": model,
+        **({"memory": memory} if memory else {}),
         "endpoints": [
             f"data plane   {sockets.url_of(args.http.host, args.http.port)}",
             f"admin plane  {args.admin.socket or ports.admin_socket}",

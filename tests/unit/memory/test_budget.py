@@ -51,7 +51,30 @@ def test_too_small_a_pool_is_refused_and_each_suggestion_works(ask: KvRequest) -
     if context:
         assert plan_kv(replace(ask, context_length=int(context[1]))).context_length == int(context[1])
         clamped = plan_kv(replace(ask, clamp_context=True))
-        assert clamped.clamped and clamped.context_length == int(context[1]) <= clamped.tokens
+        assert clamped.clamped and int(context[1]) <= clamped.context_length <= clamped.tokens
+
+
+@pytest.mark.parametrize("ask", [replace(ASK, mem_fraction_static=0.02), replace(ASK, max_total_tokens=1000, page_size=4096)])
+def test_each_of_two_settings_works_where_not_even_a_page_fits(ask: KvRequest) -> None:
+    with pytest.raises(ConfigError, match="holds 0 tokens") as caught:
+        plan_kv(ask)
+    message = caught.value.message
+    total = re.search(r"memory\.max_total_tokens: (\d+)", message)
+    fraction, page = re.search(r"mem_fraction_static: ([0-9.]+)", message), re.search(r"page_size: (\d+) with memory.clamp_context", message)
+    assert total and plan_kv(replace(ask, max_total_tokens=int(total[1])))
+    assert fraction or page
+    if fraction:
+        assert plan_kv(replace(ask, mem_fraction_static=float(fraction[1]))).context_length == 8192
+    if page:
+        assert plan_kv(replace(ask, page_size=int(page[1]), clamp_context=True)).clamped
+
+
+def test_memory_too_small_for_a_full_context_names_what_fits() -> None:
+    ask = replace(ASK, free_after=4 * MIB, mem_fraction_static=0.02)
+    with pytest.raises(ConfigError) as caught:
+        plan_kv(ask)
+    found = re.search(r"memory\.max_total_tokens: (\d+) with model\.context_length: (\d+)", caught.value.message)
+    assert found and plan_kv(replace(ask, max_total_tokens=int(found[1]), context_length=int(found[2])))
 
 
 def test_nothing_left_for_kv_is_refused_even_where_clamping_is_allowed() -> None:
