@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import logging
 import os
@@ -459,6 +460,42 @@ def test_nothing_survives_a_caller_that_forgets_to_shut_down(then: str, short: P
     assert err == ""
     assert out in ("", "1\n")
     assert gone(pids) and not leftovers(short)
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.15, 0.3, 0.5, 0.8])
+def test_nothing_survives_a_caller_killed_while_it_starts(delay: float, short: Path) -> None:
+    code = "from llmd import Engine\nprint('go', flush=True)\nEngine(model_path='dummy', allow_failpoints=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"TMPDIR": str(short)}
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "go\n"
+    time.sleep(delay)  # not a wait for anything: the moment is what varies
+    pids = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
+    process.kill()
+    process.communicate()
+
+    def all_gone() -> bool:
+        return gone(pids) and not any(str(short) in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+
+    wait_for("no process is left", all_gone, 5)
+    assert not leftovers(short) or not pids, "one that was killed before it had a child is swept by the next Engine"
+
+
+def test_leftovers_of_a_killed_engine_are_swept(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    stale, fresh, foreign = (short / f"llmd-engine-{os.getuid()}-{name}" for name in ("stale", "fresh", "foreign"))
+    for path in (stale, fresh, foreign):
+        path.mkdir()
+        (path / "llmd.lock").touch()
+    hour_ago = time.time() - 3600
+    os.utime(stale, (hour_ago, hour_ago))
+    os.utime(foreign, (hour_ago, hour_ago))
+    with (foreign / "llmd.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(StartupError):
+            Engine(model_path="/nowhere/at/all")
+    assert (stale.exists(), fresh.exists(), foreign.exists()) == (False, True, True)
 
 
 def test_nothing_survives_an_interrupted_start(short: Path) -> None:

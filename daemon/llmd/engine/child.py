@@ -1,7 +1,7 @@
-"""The one child of an `Engine`: the supervisor, with a private run directory and no HTTP. `python -m llmd.engine.child PARENT_PID`.
+"""The one child of an `Engine`: the supervisor, with a private run directory and no HTTP. `python -m llmd.engine.child PARENT_PID RUN_DIR`.
 
 stdin: an `Order` as JSON. stdout: one line for each stage of the start, then nothing. stderr: the log. It stops at once on SIGTERM, which the
-kernel also sends when the thread that started it ends, whatever ends it; nobody is left to talk to then.
+kernel also sends when the thread that started it ends, whatever ends it; nobody is left to talk to then. RUN_DIR is removed in the end.
 """
 
 from __future__ import annotations
@@ -12,38 +12,41 @@ import os
 import shutil
 import signal
 import sys
+from types import FrameType
 
 import msgspec
 from msgspec import Struct
 
 from llmd.config import ServerArgs
-from llmd.errors import EXIT_GAVE_UP, EXIT_USAGE, LlmdError
+from llmd.errors import EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, LlmdError
 
 _PR_SET_PDEATHSIG = 1
+#: Seconds between two looks at whether the caller still lives; and how many of them a stop may take once it does not.
+_LOOK_S = 1.0
+_LAST_LOOK = 15
 
 
 class Order(Struct, frozen=True):
     """What to run."""
 
     args: ServerArgs
-    """`run_dir` is private: it is removed in the end."""
     allow_failpoints: bool = False
 
 
 def main(argv: list[str]) -> int:
     """Returns the exit status of `llmd run`."""
-    if len(argv) != 2 or not argv[1].isdecimal():
+    if len(argv) != 3 or not argv[1].isdecimal():
         sys.stderr.write("llmd: this module is started by llmd.Engine\n")
         return EXIT_USAGE
-    _die_with(int(argv[1]))
-    _reset_signals()
+    parent, run_dir = int(argv[1]), argv[2]
+    _reset_signals(run_dir)
+    _die_with(parent)
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     stages = _detach()
     try:
         return _run(order, stages)
     finally:
-        if order.args.run_dir:
-            shutil.rmtree(order.args.run_dir, ignore_errors=True)
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _run(order: Order, stages: int) -> int:
@@ -72,15 +75,34 @@ def _run(order: Order, stages: int) -> int:
 
 
 def _die_with(parent: int) -> None:
+    """SIGTERM when the caller's thread ends; and again, should Python have lost that in a place where exceptions are ignored."""
+    looks = 0
+
+    def look(number: int, frame: FrameType | None) -> None:
+        nonlocal looks
+        if os.getppid() == parent:
+            return
+        looks += 1
+        if looks > _LAST_LOOK:
+            os._exit(EXIT_GAVE_UP)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(EXIT_GAVE_UP)
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+    look(signal.SIGALRM, None)
 
 
-def _reset_signals() -> None:
-    """The caller's choices (a blocked SIGTERM, an ignored SIGCHLD) are its own."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+def _reset_signals(run_dir: str) -> None:
+    """The caller's choices (a blocked SIGTERM, an ignored SIGCHLD) are its own. Until the supervisor handles SIGTERM there is nothing to stop."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        os._exit(EXIT_OK)
+
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, leave)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -45,11 +45,13 @@ def _sweep(base: Path, prefix: str) -> None:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether it is ours, of a while ago, and no supervisor holds its lock."""
+    """Whether it is ours, of a while ago, and no supervisor holds its lock (one that is there takes it within a second)."""
     try:
         if path.lstat().st_uid != os.getuid() or time.time() - path.lstat().st_mtime < SWEEP_AGE_S:
             return False
         fd = os.open(path / "llmd.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     try:
