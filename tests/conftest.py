@@ -13,6 +13,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if (name.startswith("LLMD_") and not name.startswith("LLMD_TEST_")) or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
             del os.environ[name]
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as in the plan; MKL reads it once
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
