@@ -63,10 +63,6 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     architecture: str
     quantization: str
     """What is in the file, for status: `Q4_1`, `bfloat16`..."""
-    parameters: int = 0
-    """Numbers that the weights are; 0: not known."""
-    kv_values_per_token: int = 0
-    """Numbers that one token's K and V are, in all layers; 0: not known, and then nothing is planned before the weights are loaded."""
 
 
 class Boot(Struct, frozen=True, kw_only=True):
@@ -118,7 +114,7 @@ def make_plan(
         "HF_HUB_OFFLINE": "1",
         **(base_env or {}),
     }
-    engine_env = {**env, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    engine_env = {**env, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
 
     def spec(role: Role, rank: int, group: Group, stop_order: int, title: str, **more: Any) -> ProcessSpec:
         argv = (sys.executable, "-m", "llmd.worker", role, "--boot", str(ports.boot), "--rank", str(rank))
