@@ -63,6 +63,10 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     architecture: str
     quantization: str
     """What is in the file, for status: `Q4_1`, `bfloat16`..."""
+    parameters: int = 0
+    """Numbers that the weights are; 0: not known."""
+    kv_values_per_token: int = 0
+    """Numbers that one token's K and V are, in all layers; 0: not known, and then nothing is planned before the weights are loaded."""
 
 
 class Boot(Struct, frozen=True, kw_only=True):
