@@ -16,6 +16,7 @@ VERBS: Final[dict[str, str]] = {
     "reload": "`reload weights PATH` loads other weights",
     "drain": "take no new requests, finish the running ones",
     "resume": "end a drain",
+    "abort": "end a request, a client's requests, or all",
     "restart": "restart the engine",
     "stop": "stop the daemon",
 }

@@ -118,7 +118,8 @@ class Core:
         worker = self.slowest()
         if worker is None:
             return "starting processes", 0.0
-        return f"{worker.name}: {worker.stage}", min(1.0, worker.done / worker.total) if worker.total > 0 else 0.0
+        size = f", {worker.done / 2**20:.0f} of {worker.total / 2**20:.0f} MiB" if worker.total >= 2**20 else ""
+        return f"{worker.name}: {worker.stage}{size}", min(1.0, worker.done / worker.total) if worker.total > 0 else 0.0
 
     # ------------------------------------------------------------ what comes in
 
@@ -193,6 +194,7 @@ class Core:
             weights_version=self.boot.files.weights_version,
             model=self.model_info,
             metrics=self.metrics_text,
+            stalled=self.stalled,
         )
 
     def encode_state(self) -> bytes:

@@ -144,15 +144,22 @@ class Lifecycle:
         core = self._core
         waiting = core.gauge("llmd_requests_waiting") or 0
         running = core.gauge("llmd_requests_running") or 0
-        free = core.gauge('llmd_kv_pages{state="free"}')
+        free, cached, active = (core.gauge(f'llmd_kv_pages{{state="{state}"}}') for state in ("free", "cached", "active"))
         now = time.monotonic()
-        if waiting and not running and core.engine_up and (free is None or free > 0):
+        if waiting and not running and core.engine_up and (free is None or free + (cached or 0) > 0):
             self._stalled_since = self._stalled_since or now
         else:
             self._stalled_since = None
         stalled = self._stalled_since is not None and now - self._stalled_since > core.boot.args.supervision.stall_alarm
         if stalled and not core.stalled:
-            log.error("%d requests wait, none runs and memory is free: the engine is stalled", int(waiting))
+            ranks = ", ".join(f"{w.name} {w.phase} for {w.step_age_s:.1f} s after {w.steps} steps" for w in core.table.role("scheduler"))
+            log.error(
+                "the engine is stalled: %d requests wait, none has run for %.0f s; KV pages free %s, cached %s, active %s; %s",
+                int(waiting),
+                now - (self._stalled_since or now),
+                *("?" if count is None else int(count) for count in (free, cached, active)),
+                ranks,
+            )
         core.stalled = stalled
 
     # ------------------------------------------------------------ stop

@@ -120,7 +120,7 @@ class Operations:
     # ------------------------------------------------------------ within
 
     def _refuse_conflicts(self, verb: str) -> None:
-        if verb == "stop":
+        if verb in ("stop", "abort"):  # what others wait for may be just what these end
             return
         for other in self._running:
             if other.verb in ENGINE_VERBS:

@@ -1,4 +1,4 @@
-"""What each administrative verb takes and does: flush, drain, resume, stop, restart. Reload has a file of its own.
+"""What each administrative verb takes and does: flush, drain, resume, abort, stop, restart. Reload has a file of its own.
 
 A verb runs inside an operation: it hands the ranks' replies to `keep` and returns what the operation's `data` shows, or
 raises RequestError.
@@ -49,6 +49,14 @@ class ResumeParams(_Params, frozen=True):
     """End a drain."""
 
 
+class AbortParams(_Params, frozen=True):
+    """End requests: the one of this `rid`, those of this `client_id` (X-Request-Id), or all. Exactly one of the three; ids match exactly."""
+
+    rid: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    client_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    all: bool = False
+
+
 class StopParams(_Params, frozen=True):
     """Stop the daemon as `systemctl stop` does."""
 
@@ -74,6 +82,7 @@ VERBS: dict[str, type[Struct]] = {
     "reload": ReloadParams,
     "drain": DrainParams,
     "resume": ResumeParams,
+    "abort": AbortParams,
     "stop": StopParams,
     "restart": RestartParams,
 }
@@ -147,6 +156,20 @@ async def resume(core: Core, params: ResumeParams, keep: Keep) -> dict[str, Any]
     return {}
 
 
+async def abort(core: Core, params: AbortParams, keep: Keep) -> dict[str, Any]:
+    """Tell the frontends, who own the requests; each of these gets the error `aborted`."""
+    if sum([params.rid is not None, params.client_id is not None, params.all]) != 1:
+        raise RequestError("give exactly one of rid, client_id and all", param="rid")
+    choice = {"rid": params.rid or "", "client_id": params.client_id or "", "everything": params.all}
+    replies = await core.channel.command(core.table.role("frontend"), "abort", choice, within=REPLY_TIMEOUT)
+    keep(replies)
+    _all_must_succeed(replies)
+    aborted = [rid for reply in replies for rid in reply.data.get("aborted", [])]
+    if not aborted and not params.all:
+        raise RequestError("no request in flight has this id", code="not_found", param="rid" if params.rid is not None else "client_id")
+    return {"aborted": aborted}
+
+
 async def stop(core: Core, params: StopParams, keep: Keep) -> dict[str, Any]:
     """Begin the stop; the answer comes before it ends."""
     if core.snapshot is None:
@@ -176,6 +199,7 @@ RUN: dict[str, Callable[[Core, Any, Keep], Awaitable[dict[str, Any]]]] = {
     "flush": flush,
     "drain": drain,
     "resume": resume,
+    "abort": abort,
     "stop": stop,
     "restart": restart,
 }

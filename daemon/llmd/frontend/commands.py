@@ -1,4 +1,4 @@
-"""What control may ask of a frontend: `drain`, `resume`, `warmup`, `shutting_down`, `freeze`. Each command gets one reply."""
+"""What control may ask of a frontend: `drain`, `resume`, `abort`, `warmup`, `shutting_down`, `freeze`. Each command gets one reply."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ async def obey(runtime: EngineSide, link: WorkerLink, command: Command) -> None:
             case "resume":
                 runtime.view.resume()
                 link.reply(command)
+            case "abort":
+                link.reply(command, {"aborted": runtime.manager.abort(**command.params)})
             case "freeze":
                 freeze_gc()
                 link.reply(command)

@@ -107,7 +107,8 @@ class EngineView:
 
     @property
     def ready(self) -> bool:
-        return self.refusal() is None
+        """Whether new requests should be sent here; a stalled engine's are still taken."""
+        return self.refusal() is None and not (self._published is not None and self._published.stalled)
 
     @property
     def started(self) -> bool:
@@ -119,7 +120,7 @@ class EngineView:
         p = self._published
         state = self.state
         if not ok and state == "ready":
-            state = "loading" if not self.prepared else "recovering"
+            state = "loading" if not self.prepared else "stalled" if p is not None and p.stalled else "recovering"
         body: dict[str, Any] = {
             "status": state,
             "stage": p.stage if p else "starting",

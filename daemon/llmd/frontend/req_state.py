@@ -85,11 +85,12 @@ class ReqState:
 class Generation:
     """All choices of one HTTP request, and the one handler that waits for them."""
 
-    __slots__ = ("_touched", "_unfinished", "_waiter", "choices", "disconnected", "error", "metered", "rid", "streamed")
+    __slots__ = ("_touched", "_unfinished", "_waiter", "choices", "client_id", "disconnected", "error", "metered", "rid", "streamed")
 
-    def __init__(self, rid: str, *, streamed: bool, metered: bool = True) -> None:
-        """`streamed`: the handler wants every piece; else it is woken when all choices are finished."""
+    def __init__(self, rid: str, *, streamed: bool, metered: bool = True, client_id: str = "") -> None:
+        """`streamed`: the handler wants every piece; else it is woken when all choices are finished. `client_id`: the client's X-Request-Id."""
         self.rid = rid
+        self.client_id = client_id
         self.streamed = streamed
         self.metered = metered
         self.choices: list[ReqState] = []

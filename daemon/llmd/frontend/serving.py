@@ -38,7 +38,7 @@ class SlowClient(Exception):
 
 async def serve(runtime: Runtime, call: Call, specs: list[ChoiceSpec], answer: Answer) -> None:
     """Generate and answer. Raises RequestError only while no byte has been sent."""
-    generation = runtime.manager.submit(call.exchange.rid, specs, streamed=answer.stream)
+    generation = runtime.manager.submit(call.exchange.rid, specs, streamed=answer.stream, client_id=call.exchange.request_id)
     watcher = asyncio.create_task(_watch(call.receive, generation))
     try:
         if answer.stream:

@@ -42,6 +42,7 @@ class ChoiceSpec(Struct, frozen=True):
     detokenize: DetokenizeParams = DetokenizeParams()
     logprobs: int = -1
     prompt_logprobs: bool = False
+    priority: int = 0
     debug_text: str = ""
 
 
@@ -136,13 +137,13 @@ class TokenizerManager:
             return False
         return True
 
-    def submit(self, rid: str, specs: list[ChoiceSpec], *, streamed: bool, metered: bool = True) -> Generation:
+    def submit(self, rid: str, specs: list[ChoiceSpec], *, streamed: bool, metered: bool = True, client_id: str = "") -> Generation:
         """Send the choices to the engine. The caller must `release` the Generation in the end."""
         if self._view.shutting_down:
             raise shutting_down()
         if not self._view.engine_up:
             raise engine_unavailable()
-        generation = Generation(rid, streamed=streamed, metered=metered)
+        generation = Generation(rid, streamed=streamed, metered=metered, client_id=client_id)
         epoch = self._view.epoch
         for index, spec in enumerate(specs):
             request = TokenizedGenerateReqInput(
@@ -154,6 +155,7 @@ class TokenizerManager:
                 detokenize=spec.detokenize,
                 logprobs=spec.logprobs,
                 prompt_logprobs=spec.prompt_logprobs,
+                priority=spec.priority,
                 debug_text=spec.debug_text,
             )
             state = generation.add(request)
@@ -167,6 +169,15 @@ class TokenizerManager:
             rid = state.request.rid
             if self._states.pop(rid, None) is not None:
                 self._port.send(AbortReq(rid=rid, epoch=state.request.epoch, code=why))
+
+    def abort(self, *, rid: str = "", client_id: str = "", everything: bool = False) -> list[str]:
+        """End the requests of that exact rid or client id, or all, with `aborted`; returns their rids. The warm-up and probes go on."""
+        open_ones = {id(s.generation): s.generation for s in self._states.values()}.values()
+        chosen = [g for g in open_ones if g.metered and (everything or (rid != "" and g.rid == rid) or (client_id != "" and g.client_id == client_id))]
+        for generation in chosen:
+            self.release(generation, "aborted")
+            generation.fail(RequestError("the request was aborted by an administrator", code="aborted"))
+        return [generation.rid for generation in chosen]
 
     def fail_all(self, error: RequestError) -> None:
         """End every request in flight with `error`."""

@@ -259,6 +259,8 @@ class Publish(Message, frozen=True, kw_only=True):
     """The scheduler's Ready info."""
     metrics: str
     """Prometheus text."""
+    stalled: bool = False
+    """Requests wait, none runs, memory is free, for too long: readiness fails."""
 
 
 WorkerInput = Command | Publish

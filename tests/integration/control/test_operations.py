@@ -91,6 +91,20 @@ def test_drain_and_resume(daemon: Trio) -> None:
     assert frontend.verbs()[-1] == "resume"
 
 
+def test_abort_names_exactly_one_thing_and_asks_the_frontends(daemon: Trio) -> None:
+    made, _, frontend = daemon
+    for body, param in (({}, "rid"), ({"rid": ""}, "rid"), ({"client_id": ""}, "client_id"), ({"rid": "a", "all": True}, "rid"), ({"rids": "a"}, "rids")):
+        error(made.http.post("/v1/abort", json=body), 400, None, param)
+    assert "abort" not in frontend.verbs()
+    frontend.answers["abort"] = {"aborted": ["r1"]}
+    assert made.http.post("/v1/abort", json={"rid": "r1"}).json()["data"] == {"aborted": ["r1"]}
+    assert frontend.commands[-1].params == {"rid": "r1", "client_id": "", "everything": False}
+    frontend.answers["abort"] = {"aborted": []}
+    error(made.http.post("/v1/abort?client_id=x"), 404, "not_found", "client_id")
+    assert made.http.post("/v1/abort?all=true").json()["data"] == {"aborted": []}
+    assert audit(made)[-1]["verb"] == "abort"
+
+
 def test_a_drain_outlives_control(daemon: Trio) -> None:
     made, _, frontend = daemon
     made.http.post("/v1/drain")

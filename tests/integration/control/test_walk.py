@@ -197,3 +197,19 @@ def test_memory_stays_small(daemon: Stage) -> None:
     daemon.to_ready()
     own = next(p for p in daemon.status()["processes"] if p["role"] == "control")
     assert own["rss_bytes"] < 150e6
+
+
+def test_requests_that_wait_while_memory_is_free_and_nothing_runs_end_readiness() -> None:
+    with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory), stall_alarm=0.6) as made:
+        made.start_control()
+        scheduler, _, frontend = made.to_ready()
+        scheduler.meter.set("llmd_requests_waiting", 3)
+        scheduler.meter.set("llmd_requests_running", 0)
+        scheduler.meter.set("llmd_kv_pages", 0, state="free")
+        scheduler.meter.set("llmd_kv_pages", 7, state="cached")
+        scheduler.meter.set("llmd_kv_pages", 93, state="active")
+        wait_for(lambda: frontend.last is not None and frontend.last.stalled, "the alarm")
+        assert made.log.read_text().count("the engine is stalled: 3 requests wait") == 1
+        assert "cached 7, active 93; scheduler-0 idle" in made.log.read_text()
+        scheduler.meter.set("llmd_requests_running", 1)
+        wait_for(lambda: frontend.last is not None and not frontend.last.stalled, "the alarm's end")

@@ -315,3 +315,32 @@ def test_with_an_empty_exclude_list_probes_are_logged(make_world: Callable[..., 
 
 def test_pictures_are_made_of_the_published_type() -> None:
     assert isinstance(picture(state="ready"), Publish)
+
+
+# ---------------------------------------------------------------- aborts and alarms
+
+
+def test_an_abort_ends_exactly_what_it_names(world: World) -> None:
+    slow(world)
+    streamed, whole = Background(world, stream=True), Background(world, n=2)
+    running(world, 3)
+    assert streamed.begun.wait(5)
+    rid = next(r.rid for r in world.engine.requests if not r.rid.endswith(("-0", "-1")))
+    assert world.control.command("abort", rid=rid[:-1]).data == {"aborted": []}
+    assert world.control.command("abort").data == {"aborted": []}
+    assert world.control.command("abort", rid=rid).data == {"aborted": [rid]}
+    assert json.loads(streamed.events[-2])["error"]["code"] == "aborted" and streamed.events[-1] == "[DONE]"
+    assert len(world.control.command("abort", everything=True).data["aborted"]) == 1
+    answer = whole.result()
+    assert answer.status_code == 409 and error(answer)["code"] == "aborted"
+    wait_for(lambda: len(world.engine.aborts) == 3, 5)
+    wait_for(lambda: world.outcomes().get("abort") == 2, 5)
+
+
+def test_a_stalled_engine_is_not_ready_and_still_takes_requests(world: World) -> None:
+    world.control.publish(stalled=True, degraded=("requests wait, none runs",))
+    wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
+    assert httpx.get(world.url + "/readyz").json()["status"] == "stalled"
+    assert comp(world, max_tokens=5).status_code == 200
+    world.control.publish(stalled=False, degraded=())
+    wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 200, 5)

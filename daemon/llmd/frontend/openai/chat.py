@@ -52,7 +52,7 @@ class ChatCompletions(Endpoint):
             raise fault("messages", "the chat template makes no prompt of these")
         budget = token_budget(params, len(ids), context=self.view.context_length, kv=self.view.kv_capacity, param="messages")
         debug = text if self.boot.failpoints else ""
-        specs = [ChoiceSpec(ids, params.sampling(i, budget), params.detokenize, logprobs, debug_text=debug) for i in range(params.n)]
+        specs = [ChoiceSpec(ids, params.sampling(i, budget), params.detokenize, logprobs, priority=params.priority, debug_text=debug) for i in range(params.n)]
         usage = Usage([len(ids)], params.n)
         return Prepared(specs, ChatAnswer(self.rid(exchange), self.boot.served_name, self.view.weights_version, params, usage, logprobs >= 0))
 

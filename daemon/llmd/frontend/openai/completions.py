@@ -54,6 +54,7 @@ class Completions(Endpoint):
                         params.detokenize,
                         -1 if logprobs is None else logprobs,
                         prompt_logprobs=echo and logprobs is not None,
+                        priority=params.priority,
                         debug_text=debug,
                     )
                 )

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from llmd.errors import RequestError
 from llmd.frontend.fields import Fields, check_text, fault, is_int
-from llmd.frontend.limits import MAX_N, MAX_STOP, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TEMPERATURE, MAX_TOKENS
+from llmd.frontend.limits import MAX_N, MAX_PRIORITY, MAX_STOP, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TEMPERATURE, MAX_TOKENS
 from llmd.wire.messages import DetokenizeParams, SamplingParams
 
 _SEED_MASK = 2**63 - 1
@@ -29,7 +29,6 @@ _UNSUPPORTED = (
     "structured_outputs",
     "grammar",
     "lora_path",
-    "priority",
     "logits_processors",
     "custom_logit_processor",
     "prompt_logprobs",
@@ -62,6 +61,8 @@ class RequestParams(Struct, frozen=True, kw_only=True):
     ignore_eos: bool
     stop_token_ids: tuple[int, ...]
     detokenize: DetokenizeParams
+    priority: int = 0
+    """Smaller is more urgent."""
 
     def sampling(self, choice: int, max_new_tokens: int) -> SamplingParams:
         """For choice `choice` of a prompt: the choices differ by their seed."""
@@ -90,6 +91,7 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
     stream = fields.boolean("stream")
     max_tokens, field = _max_tokens(fields, least_tokens)
     top_k = fields.integer("top_k", -1, MAX_TOKENS)
+    priority = fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY)
     seed = fields.integer("seed", -(2**63), 2**63 - 1)
     return RequestParams(
         stream=stream,
@@ -106,6 +108,7 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
         ignore_eos=fields.boolean("ignore_eos"),
         stop_token_ids=read_stop_token_ids(fields, vocabulary),
         detokenize=DetokenizeParams(stop=read_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
+        priority=priority or 0,
     )
 
 
