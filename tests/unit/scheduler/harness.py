@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from llmd.memory.pools import ReqToTokenPool, TokenToKVPoolAllocator
-from llmd.memory.radix_cache import RadixCache
-from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
+from llmd.memory.radix_cache import Eviction, RadixCache
+from llmd.model.batch import ForwardBatch, Runner, SampleRequest, SampleResult
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
 from llmd.scheduler.arrivals import Limits
 from llmd.scheduler.kv import KvManager
 from llmd.scheduler.loop import Scheduler
 from llmd.scheduler.policy import Policy, make_queue
-from llmd.wire.messages import AbortReq, Command, SamplingParams, TokenChunk, TokenizedGenerateReqInput
+from llmd.wire.messages import AbortReq, Command, SamplingParams, TokenChunk, TokenizedGenerateReqInput, TokenLogprob
 
 PAGE = 4
 VOCAB = 97
@@ -97,6 +97,7 @@ class FakeOutput:
         self.blocked = False
         self.channels: list[Any] = []
         self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.logprobs: dict[str, list[TokenLogprob]] = defaultdict(list)
         self.last: dict[str, TokenChunk] = {}
         self.first: dict[str, TokenChunk] = {}
         self.errors: dict[str, str | None] = {}
@@ -111,6 +112,7 @@ class FakeOutput:
             assert chunk.first == len(self.tokens[chunk.rid])
             assert chunk.rid not in self.last or self.last[chunk.rid].finish is None
             self.tokens[chunk.rid] += chunk.token_ids
+            self.logprobs[chunk.rid] += chunk.logprobs or []
             self.last[chunk.rid] = chunk
 
     def forget(self, rid: str) -> None:
@@ -138,8 +140,12 @@ class Bench:
         page_size: int = PAGE,
         policy: Policy = "fcfs",
         max_wait: float = 60.0,
+        eviction: Eviction = "lru",
+        runner: Callable[[KvManager], Runner] | None = None,
+        vocab: int = VOCAB,
     ) -> None:
-        cache = RadixCache(page_size) if radix else None
+        """`runner`: what computes, in place of a CheckingRunner."""
+        cache = RadixCache(page_size, eviction) if radix else None
         self.kv = KvManager(ReqToTokenPool(max_running, context), TokenToKVPoolAllocator(pages, page_size), cache)
         self.policy = policy
         self.runner = CheckingRunner(self.kv)
@@ -148,7 +154,7 @@ class Bench:
         self.meter = Meter()
         limits = Limits(
             context_length=context,
-            vocab_size=VOCAB,
+            vocab_size=vocab,
             max_running=max_running,
             max_queued=max_queued,
             queue_timeout=60.0,
@@ -158,7 +164,9 @@ class Bench:
         source: Any = self.source
         output: Any = self.out
         waiting = make_queue(policy, max_wait, lambda req: self.kv.known_pages(req)[0])
-        self.scheduler = Scheduler(self.runner, self.kv, source, output, limits=limits, chunk=chunk, meter=self.meter, pulse=Pulse(), waiting=waiting)
+        self.scheduler = Scheduler(
+            runner(self.kv) if runner else self.runner, self.kv, source, output, limits=limits, chunk=chunk, meter=self.meter, pulse=Pulse(), waiting=waiting
+        )
 
     def send(
         self,
@@ -168,6 +176,7 @@ class Bench:
         *,
         output_ids: list[int] | None = None,
         prompt_logprobs: bool = False,
+        logprobs: int = -1,
         priority: int = 0,
         **sampling: Any,
     ) -> None:
@@ -181,6 +190,7 @@ class Bench:
                 sampling=params,
                 output_ids=output_ids or [],
                 prompt_logprobs=prompt_logprobs,
+                logprobs=logprobs,
                 priority=priority,
             )
         )
