@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +49,10 @@ class SampleRequest:
     """Where prompt logprobs are wanted: the token that follows each of this request's new tokens but the last."""
     banned_ids: tuple[int, ...] = ()
     """Never sampled in this step (min_new_tokens)."""
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    """The request's own list, the same in each step, read for penalties only: its first `position` tokens count. Where a step was
+    prepared before the last one's result came, the last may not be in it yet; whoever chose it knows it."""
 
 
 @dataclass(slots=True)

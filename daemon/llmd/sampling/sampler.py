@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from llmd.model.batch import SampleRequest, SampleResult
+from llmd.sampling.penalties import Penalties
 from llmd.sampling.uniform import uniform
 from llmd.wire.messages import SamplingParams
 
@@ -28,6 +29,7 @@ class Sampler:
 
     def __init__(self, tokenizer_size: int) -> None:
         self._size = tokenizer_size
+        self._penalties = Penalties(tokenizer_size)
 
     def sample(self, logits: torch.Tensor, wanted: Sequence[SampleRequest]) -> list[SampleResult]:
         """`logits` [L, V] float32, row i belonging to `wanted[i]`; not changed. A row with NaN or Inf gives `finite=False` and token 0."""
@@ -37,7 +39,8 @@ class Sampler:
         finite = _finite(known)
         if not bool(finite.all()):
             known = torch.where(finite[:, None], known, 0.0)
-        tokens = self._choose(_ban(known, wanted), wanted)
+        tokens = self._choose(_ban(self._penalties.apply(known, wanted), wanted), wanted)
+        self._penalties.count(wanted, tokens)
         results = [SampleResult(token_id=token, finite=ok) for token, ok in zip(tokens, finite.tolist(), strict=True)]
         self._add_logprobs(known, wanted, results)
         return results

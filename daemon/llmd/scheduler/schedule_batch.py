@@ -67,4 +67,6 @@ def _sample_request(row: int, req: Req) -> SampleRequest:
         logprobs=source.logprobs,
         prompt_logprob_ids=source.input_ids[1:] if req.wants_prompt_logprobs else [],
         banned_ids=req.banned_ids,
+        prompt_ids=source.input_ids,
+        output_ids=req.output_ids,
     )

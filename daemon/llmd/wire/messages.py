@@ -38,6 +38,17 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0 <= seed < 2**63."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """-2 to 2, on the request's output tokens."""
+    repetition_penalty: float = 1.0
+    """Above 0, to 2, on its prompt's and its output's ids."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit)."""
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 class DetokenizeParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
