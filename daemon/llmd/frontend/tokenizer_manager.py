@@ -180,10 +180,10 @@ class TokenizerManager:
         return [generation.rid for generation in chosen]
 
     def fail_all(self, error: RequestError) -> None:
-        """End every request in flight with `error`."""
+        """End every request in flight with `error`; an engine that still lives need not compute them to their end."""
         for generation in {id(s.generation): s.generation for s in self._states.values()}.values():
+            self.release(generation, error.code or "error")
             generation.fail(error)
-        self._states.clear()
 
     def undeliverable(self, rid: str) -> None:
         """The scheduler never took this request."""
