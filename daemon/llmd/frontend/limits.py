@@ -19,6 +19,9 @@ MAX_STOP_CHARS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 64
 MAX_TOP_LOGPROBS: Final = 20
 MAX_TEMPERATURE: Final = 2.0
+MAX_PENALTY: Final = 2.0
+MAX_LOGIT_BIAS: Final = 1024
+"""Ids in one `logit_bias`."""
 MAX_TOKENS: Final = 2**31 - 1
 """Largest number that is taken for a count of tokens at all; the context is the real bound."""
 

@@ -64,9 +64,24 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**70}, "seed"),
     ({"seed": "a"}, "seed"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
-    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"repetition_penalty": 2.1}, "repetition_penalty"),
+    ({"repetition_penalty": NAN}, "repetition_penalty"),
+    ({"presence_penalty": -2.5}, "presence_penalty"),
+    ({"presence_penalty": "1"}, "presence_penalty"),
     ({"frequency_penalty": INF}, "frequency_penalty"),
+    ({"frequency_penalty": 2.01}, "frequency_penalty"),
     ({"logit_bias": {"999999": 5}}, "logit_bias"),
+    ({"logit_bias": {"257": 5}}, "logit_bias"),
+    ({"logit_bias": {"-1": 5}}, "logit_bias"),
+    ({"logit_bias": {"abc": 5}}, "logit_bias"),
+    ({"logit_bias": {"05": 5}}, "logit_bias"),
+    ({"logit_bias": {"²": 5}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 5}}, "logit_bias"),
+    ({"logit_bias": {"5": 1e9}}, "logit_bias"),
+    ({"logit_bias": {"5": NAN}}, "logit_bias"),
+    ({"logit_bias": {"5": True}}, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
     ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
     ({"stop": ""}, "stop"),
     ({"stop": ["x", ""]}, "stop"),
@@ -98,6 +113,11 @@ def test_a_bad_field_is_named(shared: Shared, changes: dict[str, Any], param: st
     check(comp(shared, **changes), 400, param)
     check(chat(shared, **changes), 400, param)
     assert len(shared.engine.requests) == before
+
+
+@pytest.mark.parametrize("name", ["999999", "-1", "abc"])
+def test_the_bad_id_of_a_logit_bias_is_named(shared: Shared, name: str) -> None:
+    assert repr(name) in check(chat(shared, logit_bias={"5": 1, name: 5}), 400, "logit_bias")
 
 
 @pytest.mark.parametrize(

@@ -132,5 +132,3 @@ def test_rows_go_in_tiles(count: int, calls: int, monkeypatch: pytest.MonkeyPatc
     found = exact.rowwise(x, weight, exact.RowPlan(16, 16))
     assert seen == [16] * calls
     assert torch.allclose(found, x @ weight, atol=1e-5)
-
-

@@ -93,7 +93,7 @@ def test_extremes_stay_finite_and_within_the_known_ids() -> None:
     extremes = [
         {"repetition_penalty": 1e-300, "temperature": 2.0},
         {"repetition_penalty": 1e-38, "temperature": 1e-9},
-        {"logit_bias": tuple((id_, -100.0) for id_ in range(SIZE)) + ((SIZE + 2, 100.0),)},
+        {"logit_bias": (*((id_, -100.0) for id_ in range(SIZE)), (SIZE + 2, 100.0))},
         {"frequency_penalty": -2.0, "top_p": 0.1},
     ]
     for position in range(20):

@@ -12,6 +12,7 @@ from msgspec import Struct
 from llmd.frontend.fields import Fields, check_text, fault, is_int
 from llmd.frontend.limits import MAX_N, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_LOGPROBS
 from llmd.frontend.openai.params import RequestParams, read_stop, read_stop_token_ids, token_budget
+from llmd.frontend.openai.penalties import read_penalties
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.wire.messages import DetokenizeParams
 
@@ -86,9 +87,6 @@ def read_sampling(raw: Any, name: str, *, vocabulary: int, manager: TokenizerMan
         raise fault(name, "must be an object")
     fields = Fields(raw, f"{name}.")
     fields.neutral(*_UNSUPPORTED, values=(False, ""))
-    fields.neutral("presence_penalty", "frequency_penalty", values=(0, 0.0))
-    fields.neutral("repetition_penalty", values=(1, 1.0))
-    fields.neutral("logit_bias", values=({},))
     fields.neutral("spaces_between_special_tokens", values=(True,))
     fields.neutral("no_stop_trim", values=(False,))
     most = fields.integer("max_new_tokens", 1, MAX_TOKENS)
@@ -109,6 +107,7 @@ def read_sampling(raw: Any, name: str, *, vocabulary: int, manager: TokenizerMan
         ignore_eos=fields.boolean("ignore_eos"),
         stop_token_ids=read_stop_token_ids(fields, vocabulary),
         detokenize=DetokenizeParams(stop=read_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
+        penalties=read_penalties(fields, vocabulary),
     )
     fields.finish(strict=True)
     return params, most is not None

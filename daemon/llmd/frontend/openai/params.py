@@ -10,6 +10,7 @@ from msgspec import Struct
 from llmd.errors import RequestError
 from llmd.frontend.fields import Fields, check_text, fault, is_int
 from llmd.frontend.limits import MAX_N, MAX_PRIORITY, MAX_STOP, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TEMPERATURE, MAX_TOKENS
+from llmd.frontend.openai.penalties import Penalties, read_penalties
 from llmd.wire.messages import DetokenizeParams, SamplingParams
 
 _SEED_MASK = 2**63 - 1
@@ -63,6 +64,7 @@ class RequestParams(Struct, frozen=True, kw_only=True):
     detokenize: DetokenizeParams
     priority: int = 0
     """Smaller is more urgent."""
+    penalties: Penalties = Penalties()
 
     def sampling(self, choice: int, max_new_tokens: int) -> SamplingParams:
         """For choice `choice` of a prompt: the choices differ by their seed."""
@@ -78,15 +80,16 @@ class RequestParams(Struct, frozen=True, kw_only=True):
             seed=(self.seed + choice) & _SEED_MASK,
             ignore_eos=self.ignore_eos,
             stop_token_ids=self.stop_token_ids,
+            presence_penalty=self.penalties.presence,
+            frequency_penalty=self.penalties.frequency,
+            repetition_penalty=self.penalties.repetition,
+            logit_bias=self.penalties.logit_bias,
         )
 
 
 def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_seed: Callable[[], int]) -> RequestParams:
     """Read and check the shared fields. `least_tokens`: smallest max_tokens that makes sense; `fresh_seed`: for a request that gives none."""
     fields.neutral(*_UNSUPPORTED, values=(False, ""))
-    fields.neutral("presence_penalty", "frequency_penalty", values=(0, 0.0))
-    fields.neutral("repetition_penalty", values=(1, 1.0))
-    fields.neutral("logit_bias", values=({},))
     fields.ignore(*_WITHOUT_EFFECT)
     stream = fields.boolean("stream")
     max_tokens, field = _max_tokens(fields, least_tokens)
@@ -109,6 +112,7 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
         stop_token_ids=read_stop_token_ids(fields, vocabulary),
         detokenize=DetokenizeParams(stop=read_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
         priority=priority or 0,
+        penalties=read_penalties(fields, vocabulary),
     )
 
 
