@@ -43,12 +43,19 @@ def llmd() -> None:
 @click.option("--allow-failpoints", is_flag=True, help="Let LLMD_FAILPOINTS provoke faults. For tests.")
 def run(config_file: str | None, overrides: tuple[str, ...], model: str | None, host: str | None, port: str | None, allow_failpoints: bool) -> int:
     """Run llmd in the foreground until it is asked to stop."""
-    from llmd.supervisor.main import RunOptions
-    from llmd.supervisor.main import run as supervise
+    from llmd.supervisor.interrupts import Interrupted, interruptible
 
     short = {"model.path": model, "http.host": host, "http.port": port}
     overrides += tuple(f"{key}={value}" for key, value in short.items() if value is not None)
-    return supervise(RunOptions(config_file=config_file, overrides=overrides, allow_failpoints=allow_failpoints))
+    try:
+        with interruptible():  # from here on a stop is a stop, however little has been done
+            from llmd.supervisor.main import RunOptions
+            from llmd.supervisor.main import run as supervise
+
+            return supervise(RunOptions(config_file=config_file, overrides=overrides, allow_failpoints=allow_failpoints))
+    except Interrupted as signal:
+        click.echo(f"llmd: {signal} before anything was started", err=True)
+        return EXIT_OK
 
 
 @llmd.command()
@@ -134,7 +141,8 @@ def guarded(run: Callable[[], int]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except LlmdError as error:
-        _show(error)
+        if not error.shown:
+            _show(error)
         return error.exit_status
     except Exception:
         import traceback

@@ -63,6 +63,8 @@ class LlmdError(Exception):
     """Base of every error llmd raises on purpose. `exit_status` is what `llmd` ends with when it reaches the top."""
 
     exit_status: int = EXIT_GAVE_UP
+    shown: bool = False
+    """It is in the log already."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -181,6 +181,7 @@ class ControlApp:
             stage=stage,
             reason=core.reason,
             status=self._status_text(stage, progress),
+            progress=progress if core.never_ready else 0.0,
             progressing=not core.stalled,
             ready=core.remembered.ready_once,
             requests=int(core.gauge(INFLIGHT) or 0),

@@ -83,6 +83,8 @@ class Report(Struct, frozen=True, kw_only=True):
     reason: str
     status: str
     """Text for systemd's STATUS=."""
+    progress: float = 0.0
+    """Share of the stage that is done."""
     progressing: bool
     ready: bool
     """The first READY has been reached."""

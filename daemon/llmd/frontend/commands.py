@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from llmd import failpoints
 from llmd.frontend.engine_view import shutting_down
 from llmd.frontend.health import probe
 from llmd.frontend.runtime import EngineSide
@@ -53,6 +54,7 @@ async def farewell(runtime: EngineSide) -> int:
 
 
 async def _warmup(runtime: EngineSide, link: WorkerLink, command: Command) -> None:
+    failpoints.hit("frontend.warmup")
     deadline: Any = command.params.get("timeout_s", runtime.boot.args.supervision.startup_timeout)
     if await probe(runtime, "Hello", 2, float(deadline)):
         link.reply(command)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import zmq
 
+from llmd import failpoints
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK, LlmdError, ResourceError
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.app import create_app
@@ -47,6 +48,7 @@ def run(context: WorkerContext) -> int:
         raise ResourceError(f"fd 0 of a frontend must be the listening socket: {error.strerror}") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    failpoints.hit("frontend.http")
     frontend = Frontend(context)
     frontend.server.run(sockets=[listener])
     return frontend.exit_status
@@ -128,10 +130,11 @@ class Frontend:
             if template is None:
                 log.warning("the model has no chat template: chat requests are refused")
             self._manager.equip(tokenizer, template)
-            self._view.prepared = True
+            self._view.prepare()
             self._link.ready({"chat_template": template is not None})
 
     def _load(self) -> tuple[Tokenizer, ChatTemplate | None]:
+        failpoints.hit("frontend.tokenizer")
         small_dir = Path(self._context.boot.files.small_dir)
         return load_tokenizer(small_dir), ChatTemplate.load(small_dir, self._context.boot.args.model.chat_template)
 
@@ -144,6 +147,11 @@ class Frontend:
         await farewell(self._runtime)
         self.server.should_exit = True
 
+    def _stop_accepting(self) -> None:
+        """systemd holds the socket: who connects from now on waits there for the next llmd, instead of being refused."""
+        for server in self.server.servers:
+            server.close()
+
     # ------------------------------------------------------------ control's messages
 
     def _from_control(self, message: Command | Publish) -> None:
@@ -154,6 +162,8 @@ class Frontend:
 
     def _take(self, message: Command | Publish) -> None:
         if isinstance(message, Command):
+            if message.verb == "drain" and message.params.get("stopping") and self._context.boot.socket_activated:
+                self._stop_accepting()
             self._spawn(obey(self._runtime, self._link, message))
             return
         before = self._view.life

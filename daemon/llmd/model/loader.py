@@ -27,7 +27,7 @@ from llmd.plan.spec import Boot
 from llmd.store import model_config
 from llmd.store.gguf import GgufFile
 from llmd.store.model_config import ModelConfig
-from llmd.store.parameters import Parameter, StoredTensor, layer_parameters, outer_parameters, parameter_faults
+from llmd.store.parameters import Parameter, StoredTensor, all_parameters, layer_parameters, outer_parameters, parameter_faults
 from llmd.store.quant import dequantize
 from llmd.store.safetensors_dir import SafetensorsDir, read_json
 
@@ -57,7 +57,7 @@ class LoadedModel:
 
 
 def load_model(boot: Boot, progress: Progress) -> LoadedModel:
-    """Load the model of `boot`. `progress(stage, done, total)` counts tensors. Raises ConfigError."""
+    """Load the model of `boot`. `progress(stage, done, total)` counts bytes of the files. Raises ConfigError."""
     args = boot.args.model
     device = _device(args)
     dtype, kv_dtype = _dtypes(args, device)
@@ -173,7 +173,8 @@ class _Builder:
     def __init__(self, source: _Source, device: torch.device, dtype: torch.dtype, verify: bool, progress: Progress) -> None:
         self._source, self._device, self._dtype, self._verify, self._progress = source, device, dtype, verify, progress
         self._config = source.config
-        self._total = len(outer_parameters(self._config)) + self._config.num_layers * len(layer_parameters(self._config, 0))
+        self._stored = source.tensors()
+        self._total = sum(self._stored[self._name(parameter)].nbytes for parameter in all_parameters(self._config))
         self._done = 0
         self._plans: dict[torch.Size, RowPlan] = {}
         self.bytes = 0
@@ -227,12 +228,15 @@ class _Builder:
 
     def _read(self, parameter: Parameter) -> torch.Tensor:
         tensor = self._source.read(parameter)
+        name = self._name(parameter)
         if self._verify and not bool(torch.isfinite(tensor).all()):
-            name = parameter.gguf if isinstance(self._source, _Gguf) else parameter.hf
             raise ConfigError(f"{self._source.path}: tensor {name!r} holds NaN or Inf")
-        self._done += 1
+        self._done += self._stored[name].nbytes
         self._progress(STAGE, self._done, self._total)
         return tensor
+
+    def _name(self, parameter: Parameter) -> str:
+        return parameter.gguf if isinstance(self._source, _Gguf) else parameter.hf
 
     def _keep(self, *parts: torch.Tensor) -> torch.Tensor:
         """One tensor of all parts, in our type and on our device."""

@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import sys
-import time
 from typing import Any
+
+from llmd.observability.lines import timestamp
 
 #: Attributes of a record that become fields of a JSON line (logging's `extra=`).
 FIELDS = ("request_id", "rid", "epoch", "operation_id")
@@ -22,7 +23,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "ts": _timestamp(record.created),
+            "ts": timestamp(record.created),
             "level": record.levelname.lower(),
             "role": self._role,
             "pid": os.getpid(),
@@ -45,12 +46,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage().replace("\n", "\\n") if not record.exc_info else record.getMessage()
         extras = "".join(f" {name}={getattr(record, name)}" for name in FIELDS if hasattr(record, name))
-        line = f"{_timestamp(record.created)} {record.levelname:<7} {self._role}: {message}{extras}"
+        line = f"{timestamp(record.created)} {record.levelname:<7} {self._role}: {message}{extras}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def _timestamp(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}Z"
 
 
 def setup(role: str, level: str, log_format: str) -> None:

@@ -89,6 +89,9 @@ class Boot(Struct, frozen=True, kw_only=True):
     external_frontend: bool = False
     """Frontend 0 is no child of the supervisor: it lives in the process that started llmd (`llmd.Engine`), and nothing serves HTTP."""
 
+    socket_activated: bool = False
+    """systemd holds the listening socket too: connections that nobody takes while llmd ends wait for the next one."""
+
     @property
     def served_name(self) -> str:
         """The id that clients use."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from llmd import failpoints
 from llmd.config import ServerArgs
 from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, plan_kv
 from llmd.memory.host import read_host_memory
@@ -53,6 +54,7 @@ def build(boot: Boot, progress: Progress) -> Built:
     free_before = read_host_memory().free
     facts, make_runner = _load(boot, progress)
     progress("KV cache", 0, 0)
+    failpoints.hit("scheduler.kv")
     args = boot.args
     max_running = AUTO_RUNNING_REQUESTS if args.memory.max_running_requests == "auto" else args.memory.max_running_requests
     budget = _budget(boot, facts, max_running, free_before)
@@ -67,6 +69,8 @@ def build(boot: Boot, progress: Progress) -> Built:
 
 def _load(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager], Runner]]:
     """The facts, and what makes the runner once the pools are there."""
+    progress("weights", 0, 0)
+    failpoints.hit("scheduler.weights")
     if boot.files.kind == "dummy":
         facts = _Facts(KV_BYTES_PER_TOKEN, "cpu", 0, "int32", "int32", "none")
         return facts, lambda kv: DummyRunner(kv.pages.num_slots, kv.rows.req_to_token, boot.files.vocab_size)

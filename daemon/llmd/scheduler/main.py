@@ -7,6 +7,7 @@ from types import FrameType
 
 import zmq
 
+from llmd import failpoints
 from llmd.errors import EXIT_OK
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
@@ -42,6 +43,7 @@ def run(context: WorkerContext) -> int:
     output = Output(zmq_context, boot.ports, boot.args.http.workers, context.epoch)
     try:
         built = build(boot, link.progress)
+        failpoints.hit("scheduler.ipc")
         source.open(zmq_context, boot.ports)
         scheduler = _scheduler(context, built, source, output, meter, pulse)
         gauges.scheduler = scheduler

@@ -6,11 +6,13 @@ then the exit status is the error's (78 for files that can never work). A child,
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import msgspec
 
+from llmd import failpoints
 from llmd.config import ServerArgs
 from llmd.errors import EXIT_OK, ConfigError, LlmdError
 from llmd.store.model_files import model_files
@@ -24,7 +26,9 @@ class _Request(msgspec.Struct):
 def main() -> int:
     """Check one model; returns the exit status."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    failpoints.arm(os.environ.get(failpoints.ENV, ""))  # the supervisor takes it out of the environment unless it may be used
     try:
+        failpoints.hit("store.check")
         files = model_files(request.args.model, Path(request.cache_dir))
     except LlmdError as error:
         lines = error.faults if isinstance(error, ConfigError) else [error.message]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from llmd import failpoints
 from llmd.config.server_args import ModelArgs
 from llmd.errors import ConfigError
 from llmd.plan.spec import ModelFiles
@@ -60,6 +61,7 @@ def model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
     small = small_files.small_dir(cache_dir, found.name, found.version, sources)
     small_files.install(small, found.version, make)
     origin = str(small) if found.kind != "safetensors" else found.path
+    failpoints.hit("store.tokenizer")
     try:
         tokenizer = load_tokenizer(small)
         template = ChatTemplate.load(small, args.chat_template)

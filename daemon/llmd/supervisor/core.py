@@ -44,6 +44,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     stop_timeout: float = 10.0
     control_timeout: float = 5.0
+    startup_timeout: float = 600.0
     external_frontend: bool = False
     """The clients are in the process that started llmd: when it asks for the stop, or has died, nobody is left to drain for."""
 
@@ -56,6 +57,8 @@ class Report(Struct, kw_only=True):
     reason: str = ""
     status: str = ""
     """Text for STATUS=."""
+    progress: float = 0.0
+    """Share of the stage that is done, 0 where that is not known."""
     progressing: bool = False
     ready: bool = False
     """The first READY has been reached."""
@@ -96,6 +99,7 @@ class Core:
         tail: Callable[[str], list[str]],
         on_ready: Callable[[Report], None],
         on_state: Callable[[str, str, str], None],
+        on_progress: Callable[[Report], None] = lambda report: None,
     ) -> None:
         self.specs = specs
         self.settings = settings
@@ -115,6 +119,7 @@ class Core:
         self._tail = tail
         self._on_ready = on_ready
         self._on_state = on_state
+        self._on_progress = on_progress
         self._histories: dict[str, tuple[float, ...]] = {}
         self._started = os_.monotonic()
         self._drain_deadline: float | None = None
@@ -182,6 +187,10 @@ class Core:
         if before is None or (before.state, before.stage, before.reason) != (report.state, report.stage, report.reason):
             self._on_state(report.state, report.stage, report.reason)
         self._notifier.status(report.status or report.state)
+        self._notifier.reloading(report.state == "reloading")
+        if self.mode == "starting" and (before is None or (before.state, before.stage, before.progress) != (report.state, report.stage, report.progress)):
+            self._notifier.extend(self.settings.startup_timeout)
+            self._on_progress(report)
         if report.ready and self.mode == "starting":
             self.mode = "running"
             self._notifier.ready()
@@ -341,8 +350,11 @@ class Core:
     def _fail(self, member: str, what: str) -> None:
         last = self.children[member].last_exit
         own = last.status if last is not None and self.mode == "starting" and last.status in (EXIT_CONFIG, EXIT_RESOURCE) else EXIT_GAVE_UP
-        lines = [f"{what}: {member} ended with {last.describe()}" if last else f"{what}: {member} has ended"]
-        lines += [f"{member}: {line}" for line in (last.stderr.splitlines() if last else [])]
+        said = last.stderr.splitlines() if last else []
+        first = f"{what}: {member} ended with {last.describe()}" if last else f"{what}: {member} has ended"
+        if last is not None and last.reason == "exit" and last.status and said:
+            first += f": {said[-1]}"
+        lines = [first, *(f"{member}: {line}" for line in said)]
         self.give_up(own, "\n".join(lines))
 
     def _watch_control(self, now: float) -> None:

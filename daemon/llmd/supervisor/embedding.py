@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ProcessSpec
 from llmd.supervisor import conf, patches, rundir
@@ -35,6 +37,7 @@ class Embedding:
         notifier: Notifier,
         os_: Os,
         on_ready: Callable[[Report], None],
+        on_progress: Callable[[Report], None] = lambda report: None,
     ) -> None:
         self._ports = ports
         self._os = os_
@@ -50,7 +53,17 @@ class Embedding:
         options = LlmdOptions(ports.supervisord_conf, by_name, os_=os_, listener=listener, backlog=backlog, child_env=env_of, seconds_left=left)
         patches.apply(sink, options.exit_code)
         supervisor = LlmdSupervisor(options, sink)
-        self.core = Core(specs, settings, supervisor, os_=os_, notifier=notifier, tail=sink.tail, on_ready=on_ready, on_state=self.write_state)
+        self.core = Core(
+            specs,
+            settings,
+            supervisor,
+            os_=os_,
+            notifier=notifier,
+            tail=sink.tail,
+            on_ready=on_ready,
+            on_state=self.write_state,
+            on_progress=on_progress,
+        )
         supervisor.core = self.core
         self._supervisor = supervisor
 
@@ -80,11 +93,11 @@ class Embedding:
                     self._os.kill_group(pid, 9)
 
 
-def sink_for(log_dir: Path | None, os_: Os, fd: int = 2) -> LogSink:
+def sink_for(log_dir: Path | None, os_: Os, fd: int = 2, *, wrapper: LineWrapper | None = None) -> LogSink:
     """The sink, with files in `log_dir` if it can be made."""
     if log_dir is not None:
         try:
             log_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError:
             log_dir = None
-    return LogSink(os_, log_dir, fd)
+    return LogSink(os_, log_dir, fd, wrapper=wrapper, terminal=os.isatty(fd))

@@ -7,10 +7,12 @@ processes never mix: a line is passed on when it is whole.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import IO
 
+from llmd.observability.lines import LineWrapper, words
 from llmd.supervisor.os_seam import Os
 
 TAIL_BYTES = 4096
@@ -29,10 +31,11 @@ class LogFile:
         self._limit = limit
         self._file: IO[bytes] | None = None
         self._size = 0
-        self.lost = 0
+        self.fault = ""
+        """Why the last write failed."""
 
-    def write(self, data: bytes) -> None:
-        """Append whole lines."""
+    def write(self, data: bytes) -> bool:
+        """Append whole lines; False if they are lost."""
         try:
             if self._file is None:
                 self._open()
@@ -41,11 +44,15 @@ class LogFile:
                 os.replace(self._path, f"{self._path}.1")
                 self._open()
             assert self._file is not None
-            self._file.write(data)
-            self._size += len(data)
-        except OSError:
-            self.lost += 1
+            written = self._file.write(data)
+            self._size += written
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.fault = error.strerror or str(error)
             self.close()
+            return False
+        return True
 
     def close(self) -> None:
         """Close; the next write opens it again (SIGUSR2: somebody has renamed it)."""
@@ -61,22 +68,37 @@ class LogFile:
 
 
 class LogSink:
-    """Takes bytes by process name."""
+    """Takes bytes by process name. `wrapper` makes each line one of the log; None: lines pass as they are.
 
-    def __init__(self, os_: Os, directory: Path | None, fd: int = 2) -> None:
+    `terminal`: a status line (`show`) stays below what is written.
+    """
+
+    def __init__(self, os_: Os, directory: Path | None, fd: int = 2, *, wrapper: LineWrapper | None = None, terminal: bool = False) -> None:
         self._os = os_
         self._fd = fd
         self._directory = directory
         self._files: dict[str, LogFile] = {}
         self._tails: dict[str, bytes] = {}
         self._partial: dict[str, bytes] = {}
+        self._pids: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
+        self._wrapper = wrapper
+        self._terminal = terminal
+        self._status = b""
         self._torn = False
+        self._file_fault_told = False
         self.dropped = 0
         """Lines that stderr did not take."""
         self._unreported = 0
 
-    def feed(self, name: str, data: bytes) -> None:
+    @property
+    def directory(self) -> Path | None:
+        """Where the files are; None: there are none."""
+        return self._directory
+
+    def feed(self, name: str, data: bytes, pid: int = 0) -> None:
         """Output of a process, in pieces of any size."""
+        self._pids[name] = pid
         self._tails[name] = (self._tails.get(name, b"") + data)[-TAIL_BYTES:]
         lines, newline, rest = (self._partial.pop(name, b"") + data).rpartition(b"\n")
         if len(rest) > LINE_LIMIT:
@@ -97,9 +119,18 @@ class LogSink:
         self._tails.pop(name, None)
 
     def tail(self, name: str, lines: int = 20) -> list[str]:
-        """The last lines a process wrote."""
-        text = self._tails.get(name, b"").decode("utf-8", "replace")
-        return [line for line in text.splitlines() if line.strip()][-lines:]
+        """What the last lines that a process wrote say."""
+        whole = self._tails.get(name, b"")
+        if len(whole) == TAIL_BYTES:
+            whole = whole.partition(b"\n")[2] or whole  # the first line has lost its beginning
+        return [word for line in whole.decode("utf-8", "replace").split("\n") if line.strip() for word in words(line)][-lines:]
+
+    def show(self, text: str) -> None:
+        """Keep `text` as the last line of the terminal; empty: take it away. Nothing where stderr is no terminal."""
+        status = text.encode("utf-8", "replace")
+        if self._terminal and status != self._status:
+            self._status = status
+            self._to_stderr(b"\r\x1b[K" + status)
 
     def reopen(self) -> None:
         """Open the files anew."""
@@ -107,15 +138,20 @@ class LogSink:
             file.close()
 
     def _pass_on(self, name: str, lines: bytes) -> None:
+        if self._wrapper is not None:
+            lines = self._wrapper.wrap(name, self._pids.get(name, 0), lines)
         self._to_file(name, lines)
         if self._unreported:
-            note = b"llmd: %d log lines were dropped: nobody read standard error\n" % self._unreported
+            note = self._note(f"{self._unreported} log lines were dropped: nobody read standard error")
             if not self._to_stderr(b"\n" + note if self._torn else note):
                 self._drop(lines)
                 return
             self._unreported, self._torn = 0, False
-        if not self._to_stderr(lines):
+        if not self._to_stderr(b"\r\x1b[K" + lines + self._status if self._status else lines):
             self._drop(lines)
+
+    def _note(self, text: str) -> bytes:
+        return self._wrapper.note(text, pid=self._os.pid()) if self._wrapper is not None else f"llmd: {text}\n".encode()
 
     def _to_file(self, name: str, lines: bytes) -> None:
         if self._directory is None:
@@ -123,7 +159,13 @@ class LogSink:
         file = self._files.get(name)
         if file is None:
             file = self._files[name] = LogFile(self._directory / f"{name}.log")
-        file.write(lines)
+        lost = self._lost.pop(name, 0)
+        note = self._note(f"{lost} log lines were lost: {file.fault}") if lost else b""
+        if not file.write(note + lines):
+            self._lost[name] = lost + lines.count(b"\n")
+            if not self._file_fault_told:
+                self._file_fault_told = True
+                self._to_stderr(self._note(f"{self._directory / name}.log cannot be written: {file.fault}"))
 
     def _to_stderr(self, data: bytes) -> bool:
         """Write all of `data` unless that would block."""
@@ -152,7 +194,7 @@ class SinkStream:
         self._name = name
 
     def write(self, text: str) -> int:
-        self._sink.feed(self._name, text.encode("utf-8", "backslashreplace"))
+        self._sink.feed(self._name, text.encode("utf-8", "backslashreplace"), os.getpid())
         return len(text)
 
     def flush(self) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -21,21 +21,22 @@ from llmd.config import ServerArgs
 from llmd.config.check import check_args
 from llmd.config.load import load_config
 from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
-from llmd.errors import EXIT_OK, LlmdError, ResourceError, UsageError
+from llmd.errors import EXIT_OK, GaveUp, LlmdError, ResourceError, UsageError
 from llmd.observability import logs
+from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
 from llmd.supervisor import banner, cpus, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.core import Report, Settings
 from llmd.supervisor.embedding import Embedding, sink_for
+from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
 from llmd.supervisor.logsink import LogSink, SinkStream
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
 from llmd.supervisor.sockets import Listener
+from llmd.supervisor.starting import OnStage, Starting, Steps
 
 log = logging.getLogger("llmd.supervisor")
-
-OnStage = Callable[[str], None]
 
 #: Name of the supervisor's own log file and lines.
 NAME = "supervisor"
@@ -51,9 +52,11 @@ class RunOptions(Struct, frozen=True):
 
 def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
     """Run llmd in the foreground. Returns the exit status, or raises an LlmdError before anything was started."""
-    arm(env, allow_failpoints=options.allow_failpoints)
-    loaded = load_config(options.config_file, list(options.overrides), env)
-    return serve(loaded.args, env, allow_failpoints=options.allow_failpoints)
+    with interruptible():
+        arm(env, allow_failpoints=options.allow_failpoints)
+        loaded = load_config(options.config_file, list(options.overrides), env)
+        failpoints.hit("supervisor.config")
+        return serve(loaded.args, env, allow_failpoints=options.allow_failpoints)
 
 
 def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow_failpoints: bool = False, on_stage: OnStage | None = None) -> int:
@@ -68,35 +71,70 @@ def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow
         args = replace(args, observability=replace(args.observability, log_format="text" if sys.stderr.isatty() else "json"))
     dirs = resolve_dirs(args, env)
     os.umask(0o027)
-    sink = sink_for(Path(dirs.log_dir), os_)
+    sink = sink_for(Path(dirs.log_dir), os_, wrapper=LineWrapper(as_json=args.observability.log_format == "json"))
     _log_to(sink, args)
+    if sink.directory is None:
+        log.warning("there are no log files: %s cannot be made", dirs.log_dir)
     notifier = Notifier(env)
+    start = Starting(notifier, sink, args.supervision.startup_timeout, on_stage)
     ports = PortArgs(dirs.run_dir)
+    held: list[rundir.Lock] = []
     try:
-        with preflight.interruptible():
-            boot, listener, _lock = prepare(args, dirs, ports, env, os_, allow_failpoints=allow_failpoints, on_stage=on_stage)
-    except preflight.Interrupted as signal:
-        log.info("%s before anything was started", signal)
+        with interruptible():
+            boot, listener = prepare(args, dirs, ports, env, os_, start, held, allow_failpoints=allow_failpoints, embedded=on_stage is not None)
+            if on_stage is not None:
+                on_stage("boot")
+            return _supervise(boot, listener, env, sink, notifier, os_)
+    except Interrupted as signal:
+        log.info("llmd ends with status %d: %s before anything was started", EXIT_OK, signal)
         return EXIT_OK
-    if on_stage is not None:
-        on_stage("boot")
-    return _supervise(boot, listener, env, sink, notifier, os_)
+    except LlmdError as error:
+        if on_stage is None and args.observability.log_format == "json":
+            _log_error(error)
+        raise
+    finally:
+        sink.show("")
+        if held:
+            rundir.clear(ports, _admin_socket(args, ports))
 
 
 def prepare(
-    args: ServerArgs, dirs: Dirs, ports: PortArgs, env: MutableMapping[str, str], os_: Os, *, allow_failpoints: bool, on_stage: OnStage | None = None
-) -> tuple[Boot, Listener | None, rundir.Lock]:
-    """All that can fail for a reason that is not a worker's. Writes the boot file."""
-    _tell(on_stage, "run directory")
-    admin_socket = Path(args.admin.socket) if args.admin.socket else ports.admin_socket
-    ports.check(args.http.workers)
-    rundir.prepare(ports, args.admin.group)
-    lock = rundir.Lock(ports.lock)
+    args: ServerArgs,
+    dirs: Dirs,
+    ports: PortArgs,
+    env: MutableMapping[str, str],
+    os_: Os,
+    start: Starting,
+    held: list[rundir.Lock],
+    *,
+    allow_failpoints: bool,
+    embedded: bool,
+) -> tuple[Boot, Listener | None]:
+    """All that can fail for a reason that is not a worker's. Writes the boot file. The lock, once taken, is put into `held`."""
+    limit = 2 * args.supervision.startup_timeout
+    pull = preflight.needs_pull(args, Path(dirs.cache_dir))
     try:
-        return *_prepare_locked(args, dirs, ports, lock, admin_socket, env, os_, allow_failpoints=allow_failpoints, on_stage=on_stage), lock
+        with deadline(limit + (preflight.PULL_DEADLINE_S if pull else 0)):
+            start.at("run directory")
+            ports.check(args.http.workers)
+            rundir.prepare(ports, args.admin.group)
+            held.append(rundir.Lock(ports.lock))
+            return _prepare_locked(args, dirs, ports, held[0], env, os_, start, allow_failpoints=allow_failpoints, embedded=embedded)
+    except Overdue:
+        _write_failure(ports, held, f"{start.stage} was not done after {limit:g} s", os_)
+        raise GaveUp(f"llmd could not start: {start.stage} was not done after {limit:g} s") from None
     except LlmdError as error:
-        rundir.write_state(ports.last_state, "failed", "", error.message.partition("\n")[0], os_.wall())
+        _write_failure(ports, held, error.message.partition("\n")[0], os_)
         raise
+
+
+def _write_failure(ports: PortArgs, held: list[rundir.Lock], why: str, os_: Os) -> None:
+    if held:
+        rundir.write_state(ports.last_state, "failed", "", why, os_.wall())
+
+
+def _admin_socket(args: ServerArgs, ports: PortArgs) -> Path:
+    return Path(args.admin.socket) if args.admin.socket else ports.admin_socket
 
 
 def _prepare_locked(
@@ -104,28 +142,30 @@ def _prepare_locked(
     dirs: Dirs,
     ports: PortArgs,
     lock: rundir.Lock,
-    admin_socket: Path,
     env: MutableMapping[str, str],
     os_: Os,
+    start: Starting,
     *,
     allow_failpoints: bool,
-    on_stage: OnStage | None,
+    embedded: bool,
 ) -> tuple[Boot, Listener | None]:
+    admin_socket = _admin_socket(args, ports)
     rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
+    start.at("port")
     failpoints.hit("supervisor.bind")
-    listener = sockets.listen(args.http.host, args.http.port, args.http.backlog, env) if on_stage is None else None
+    listener = None if embedded else sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
     url = listener.url if listener is not None else ""
     start_id, started_at = secrets.token_hex(8), os_.wall()
-    facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__}
-    lock.write({**facts, "http": url, "admin_socket": str(admin_socket), "log_dir": dirs.log_dir})
+    facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__, "log_dir": dirs.log_dir}
+    lock.write({**facts, "http": url, "admin_socket": str(admin_socket)})
     cache_dir, base = Path(dirs.cache_dir), environ.cleaned(env, failpoints=allow_failpoints)
     if preflight.needs_pull(args, cache_dir):
-        _tell(on_stage, "pull")
+        start.at("pull")
         log.info("pulling %s into %s", args.model.path, cache_dir)
-        preflight.pull(args.model.path, cache_dir, base, os_)
-    _tell(on_stage, "model files")
+        preflight.pull(args.model.path, cache_dir, base, os_, start.output)
+    start.at("model files")
     files = preflight.check(args, cache_dir, base, os_)
-    _tell(on_stage, "plan")
+    start.at("plan")
     failpoints.hit("supervisor.plan")
     args = resolve_args(args, files, threads=cpus.available())
     memory_plan.plan_memory(args, files)
@@ -137,13 +177,14 @@ def _prepare_locked(
         args=args,
         ports=ports,
         files=files,
-        processes=make_plan(args, ports, threads=threads, external_frontend=listener is None),
+        processes=make_plan(args, ports, threads=threads, external_frontend=embedded),
         http_url=url,
         state_dir=dirs.state_dir,
         cache_dir=dirs.cache_dir,
         log_dir=dirs.log_dir,
         failpoints=allow_failpoints,
-        external_frontend=listener is None,
+        external_frontend=embedded,
+        socket_activated=listener is not None and listener.activated,
     )
     with contextlib.suppress(OSError):
         Path(dirs.state_dir).mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -162,10 +203,14 @@ def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, s
         drain_timeout=boot.args.http.drain_timeout,
         stop_timeout=supervision.stop_timeout,
         control_timeout=supervision.control_timeout,
+        startup_timeout=supervision.startup_timeout,
         external_frontend=boot.external_frontend,
     )
 
+    steps = Steps(sink)
+
     def on_ready(report: Report) -> None:
+        sink.show("")
         if boot.external_frontend:
             log.info("ready: %s (weights %s)", boot.served_name, boot.files.weights_version)
             return
@@ -183,6 +228,7 @@ def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, s
         notifier=notifier,
         os_=os_,
         on_ready=on_ready,
+        on_progress=steps.take,
     )
     log.info(
         "llmd %s starts %d processes, pid %d, %s, run directory %s",
@@ -223,9 +269,12 @@ def _log_to(sink: LogSink, args: ServerArgs) -> None:
             handler.setStream(SinkStream(sink, NAME))
 
 
-def _tell(on_stage: OnStage | None, stage: str) -> None:
-    if on_stage is not None:
-        on_stage(stage)
+def _log_error(error: LlmdError) -> None:
+    """A failed start in a log of JSON lines; whoever shows errors to people need not do so again."""
+    for line in getattr(error, "faults", None) or error.message.splitlines():
+        log.error("%s%s", line, f" ({error.hint})" if error.hint else "")
+    log.error("llmd ends with status %d: %s", error.exit_status, error.message.rpartition("\n")[2])
+    error.shown = True
 
 
 def _print(text: str, os_: Os) -> None:

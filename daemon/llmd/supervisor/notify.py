@@ -1,4 +1,5 @@
-"""sd_notify, by the supervisor alone: READY once, STATUS on change, STOPPING, and WATCHDOG while control says all is well.
+"""sd_notify, by the supervisor alone: READY once, STATUS on change, RELOADING around a reload, STOPPING, WATCHDOG while control says all is
+well, EXTEND_TIMEOUT_USEC while a start makes progress.
 
 An absent, odd or dead socket is harmless: one WARNING, and llmd goes on.
 """
@@ -9,12 +10,15 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import MutableMapping
 
 log = logging.getLogger(__name__)
 
 #: sockaddr_un.sun_path.
 _PATH_LIMIT = 107
+#: Seconds between two extensions at least.
+EXTEND_EVERY = 1.0
 
 
 class Notifier:
@@ -31,12 +35,28 @@ class Notifier:
         #: Seconds between pings, half of what systemd allows; None: no watchdog.
         self.watchdog_period: float | None = int(usec) / 2e6 if mine and usec.isdecimal() and int(usec) > 0 else None
         self._next_ping = 0.0
+        self._extended_at = -EXTEND_EVERY
+        self._reloading = False
 
     def ready(self) -> None:
         """READY=1, once in a life."""
         if not self._ready:
             self._ready = True
             self._send("READY=1")
+
+    def extend(self, seconds: float) -> None:
+        """A start that has just made progress may take `seconds` more: systemd's own limit counts from now."""
+        now = time.monotonic()
+        if not self._ready and not self._stopping and now - self._extended_at >= EXTEND_EVERY:
+            self._extended_at = now
+            self._send(f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
+
+    def reloading(self, on: bool) -> None:
+        """RELOADING=1 when a reload begins, READY=1 when it is over, however it went."""
+        if on == self._reloading or not self._ready or self._stopping:
+            return
+        self._reloading = on
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}" if on else "READY=1")
 
     def status(self, text: str) -> None:
         """STATUS=, when it has changed."""

@@ -26,7 +26,7 @@ def apply(sink: LogSink, exit_code: Callable[[int], int | None]) -> None:
 
     def to_sink(dispatcher: Any, data: bytes) -> None:
         if data:
-            sink.feed(dispatcher.process.config.name, data)
+            sink.feed(dispatcher.process.config.name, data, dispatcher.process.pid or 0)
 
     def extra_values(event: Any) -> list[tuple[str, object]]:
         pid = event.process.pid

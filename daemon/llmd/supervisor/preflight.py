@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -28,25 +29,6 @@ PULL_DEADLINE_S = 2100.0
 _END_S = 2.0
 
 
-class Interrupted(Exception):
-    """Asked to stop before there was anything to stop."""
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Interrupted in here."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def needs_pull(args: ServerArgs, cache_dir: Path) -> bool:
     """Whether model.path is the name of a model that is not in the cache."""
     name = args.model.path
@@ -54,17 +36,31 @@ def needs_pull(args: ServerArgs, cache_dir: Path) -> bool:
     return is_name and not (cache_dir / "models" / name / "manifest.json").exists()
 
 
-def pull(name: str, cache_dir: Path, env: Mapping[str, str], os_: Os) -> None:
-    """`llmd pull NAME`; its progress goes to our stderr. Raises its error."""
+def pull(name: str, cache_dir: Path, env: Mapping[str, str], os_: Os, on_line: Callable[[str], None]) -> None:
+    """`llmd pull NAME`. On a terminal it draws its own progress, elsewhere `on_line` gets what it says. Raises its error."""
     argv = [sys.executable, "-m", "llmd.cli", "pull", name, "--cache-dir", str(cache_dir)]
-    status, _, stderr = _run(argv, b"", env, PULL_DEADLINE_S, os_, echo=True)
-    _raise_for(status, stderr, f"llmd pull {name}")
+    terminal = os.isatty(2)
+    child = _start(argv, env, os_, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None if terminal else subprocess.PIPE)
+    said: list[str] = []
+    try:
+        if child.stderr is not None:
+            for line in _lines(child.stderr.fileno(), PULL_DEADLINE_S):
+                text = line.removeprefix("llmd: ")
+                said.append(text)
+                on_line(text)
+        status = child.wait(timeout=_END_S if child.stderr else PULL_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        raise ResourceError(f"llmd pull {name} was not done after {PULL_DEADLINE_S:.0f} s") from None
+    finally:
+        _end(child, os_)
+    _raise_for(status, "\n".join(said[-3:]) if status else "", f"llmd pull {name}")
 
 
 def check(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os) -> ModelFiles:
     """Read the model's files in the checking child. Raises ConfigError with every fault it found."""
     request = msgspec.json.encode({"args": args, "cache_dir": str(cache_dir)})
-    status, stdout, stderr = _run([sys.executable, "-m", "llmd.store.check"], request, env, CHECK_DEADLINE_S, os_)
+    limit = min(CHECK_DEADLINE_S, args.supervision.startup_timeout)
+    status, stdout, stderr = _run([sys.executable, "-m", "llmd.store.check"], request, env, limit, os_)
     _raise_for(status, stderr, "the check of the model's files")
     try:
         return msgspec.json.decode(stdout, type=ModelFiles)
@@ -72,27 +68,53 @@ def check(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os) ->
         raise GaveUp(f"the check of the model's files gave no answer: {error}") from None
 
 
-def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float, os_: Os, *, echo: bool = False) -> tuple[int, bytes, str]:
+def _start(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdout: int, stderr: int | None) -> subprocess.Popen[bytes]:
     parent = os_.pid()
-    child = subprocess.Popen(
+    return subprocess.Popen(
         argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=None if echo else subprocess.PIPE,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
         env=dict(env),
         # Without a second thread this is safe, and the child dies with us.
         preexec_fn=lambda: os_.die_with_parent(parent),
         process_group=0,
     )
+
+
+def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float, os_: Os) -> tuple[int, bytes, str]:
+    child = _start(argv, env, os_, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         stdout, stderr = child.communicate(stdin, timeout=deadline)
     except subprocess.TimeoutExpired:
-        raise ResourceError(f"{' '.join(argv[1:4])} was not done after {deadline:.0f} s") from None
+        raise ResourceError(f"{' '.join(argv[1:4])} was not done after {deadline:g} s") from None
     finally:
-        if child.poll() is None:
-            os_.kill_group(child.pid, signal.SIGKILL)
-            child.communicate(timeout=_END_S)
-    return child.returncode, stdout, (stderr or b"").decode("utf-8", "replace")
+        _end(child, os_)
+    return child.returncode, stdout, stderr.decode("utf-8", "replace")
+
+
+def _end(child: subprocess.Popen[bytes], os_: Os) -> None:
+    """Whatever happened, the child and its own children are gone."""
+    if child.poll() is None:
+        os_.kill_group(child.pid, signal.SIGKILL)
+        child.wait(timeout=_END_S)
+    for stream in (child.stdin, child.stdout, child.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _lines(fd: int, seconds: float) -> Iterator[str]:
+    """Lines of a pipe until its end. Raises subprocess.TimeoutExpired."""
+    until, rest = time.monotonic() + seconds, b""
+    while True:
+        if not select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]:
+            raise subprocess.TimeoutExpired("", seconds)
+        data = os.read(fd, 65536)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (text for line in [*lines, *([rest] if not data else [])] if (text := line.decode("utf-8", "replace").strip()))
+        if not data:
+            return
 
 
 def _raise_for(status: int, stderr: str, what: str) -> None:

@@ -94,6 +94,17 @@ class Lock:
         os.ftruncate(self._fd, len(data))
 
 
+def clear(ports: PortArgs, admin_socket: Path) -> None:
+    """Under the lock, in the end: remove what only a running llmd needs. The lock file and the last state stay, for llmctl."""
+    made = {path.name for path in (ports.boot, ports.supervisord_conf, ports.control_state)}
+    with contextlib.suppress(OSError):
+        for path in [admin_socket, *_entries(ports.private)]:
+            unfinished = any(path.name.startswith((f".{name}.", f"{name}.")) for name in made)
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(path.lstat().st_mode) or path.name in made or unfinished:
+                    path.unlink()
+
+
 def clear_stale_sockets(ports: PortArgs, admin_socket: Path, frontends: int) -> None:
     """Under the lock: remove sockets of an earlier life. Anything else at a socket's path is an error that names it, never deleted."""
     names = ("control", "detokenizer", *(f"tokenizer.{n}" for n in range(frontends)))

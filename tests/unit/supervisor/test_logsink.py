@@ -119,7 +119,12 @@ def test_a_disk_that_fails_loses_lines_only(tmp_path: Path) -> None:
     os_ = FakeOs()
     sink = LogSink(os_, tmp_path / "gone")
     sink.feed("a", b"one\n")
-    assert os_.written == b"one\n"
+    sink.feed("a", b"two\n")
+    assert os_.written == b"llmd: %s/a.log cannot be written: No such file or directory\none\ntwo\n" % bytes(tmp_path / "gone")
+    (tmp_path / "gone").mkdir()
+    sink.feed("a", b"three\n")
+    sink.reopen()
+    assert (tmp_path / "gone/a.log").read_text() == "llmd: 2 log lines were lost: No such file or directory\nthree\n"
 
 
 def test_a_pipe_that_nobody_reads_does_not_block() -> None:
