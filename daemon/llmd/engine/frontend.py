@@ -68,7 +68,7 @@ class EmbeddedFrontend:
         small_dir = Path(self.side.boot.files.small_dir)
         tokenizer = await self._loop.run_in_executor(self.side.manager.executor, load_tokenizer, small_dir)
         self.side.manager.equip(tokenizer, None)
-        self.side.view.prepared = True
+        self.side.view.prepare()
         self._link.ready({"chat_template": False})
         self._turned()
 

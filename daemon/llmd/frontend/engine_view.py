@@ -24,11 +24,10 @@ class EngineView:
         self._boot = boot
         self._published: Publish | None = None
         self._at = 0.0
-        self._first = asyncio.Event()
+        self._settled = asyncio.Event()
         self._drain_command = False
         self._restarted = restarted
         self.prepared = False
-        """The tokenizer is there."""
         self.shutting_down = False
 
     # ------------------------------------------------------------ what comes in
@@ -37,7 +36,16 @@ class EngineView:
         """A new picture from control."""
         self._published = publish
         self._at = time.monotonic()
-        self._first.set()
+        self._settle()
+
+    def prepare(self) -> None:
+        """The tokenizer is there."""
+        self.prepared = True
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.prepared and self._published is not None:
+            self._settled.set()
 
     def drain(self) -> None:
         """Take no new work from now on."""
@@ -48,11 +56,11 @@ class EngineView:
         self._drain_command = False
 
     async def settled(self) -> None:
-        """A frontend that was restarted beside a running daemon waits a moment for the first picture instead of refusing."""
-        if self._restarted and not self._first.is_set():
+        """A frontend that was restarted beside a running daemon waits a moment for its first picture and its tokenizer instead of refusing."""
+        if self._restarted and not self._settled.is_set():
             try:
                 async with asyncio.timeout(self._boot.args.supervision.control_timeout):
-                    await self._first.wait()
+                    await self._settled.wait()
             except TimeoutError:
                 return
 

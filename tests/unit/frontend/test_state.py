@@ -46,7 +46,7 @@ READY = Publish(
 
 def view(**changes: Any) -> EngineView:
     made = EngineView(BOOT, restarted=False)
-    made.prepared = True
+    made.prepare()
     made.take(msgspec.structs.replace(READY, **changes))
     return made
 
