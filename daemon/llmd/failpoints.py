@@ -19,6 +19,8 @@ from llmd.errors import UsageError
 ENV = "LLMD_FAILPOINTS"
 
 _SPEC = re.compile(r"^(?P<name>[a-z_.]+)(?:\((?P<text>[^)]*)\))?=(?:(?P<times>\d+)\*)?(?P<action>[a-z]+)(?:\((?P<arg>[^)]*)\))?$")
+#: Shorter sleeps may be many.
+_TELL_S = 1.0
 _armed: dict[str, list[_Point]] = {}
 
 
@@ -65,18 +67,26 @@ def _action(spec: str, action: str, arg: str | None) -> Callable[[], None]:
         case "raise":
             return _raise(spec)
         case "delay":
-            seconds = _seconds(spec, arg)
-            return lambda: time.sleep(seconds)
+            return _sleep(spec, _seconds(spec, arg))
         case "kill" | "oom":
             return lambda: os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
             status = int(arg or 1)
             return lambda: os._exit(status)
         case "hang":
-            return lambda: time.sleep(1e9)
+            return _sleep(spec, 1e9)
         case "spin":
             return _spin
     raise UsageError(f"{ENV}: unknown action {action!r} in {spec!r}", hint="raise, delay(1s), kill, exit(3), hang, spin, oom")
+
+
+def _sleep(spec: str, seconds: float) -> Callable[[], None]:
+    def act() -> None:
+        if seconds >= _TELL_S:
+            os.write(2, f"failpoint {spec}\n".encode())  # so that a test knows when it is there
+        time.sleep(seconds)
+
+    return act
 
 
 def _raise(spec: str) -> Callable[[], None]:

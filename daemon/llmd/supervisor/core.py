@@ -371,7 +371,8 @@ class Core:
             self.kill(self._control, pid, "hang")
 
     def _control_limit(self) -> float:
-        return self.settings.control_timeout if self._report is not None else max(CONTROL_START_S, self.settings.control_timeout)
+        start = min(CONTROL_START_S, self.settings.startup_timeout)
+        return self.settings.control_timeout if self._report is not None else max(start, self.settings.control_timeout)
 
     def _healthy(self) -> bool:
         report = self._report

@@ -92,6 +92,12 @@ def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow
         if on_stage is None and args.observability.log_format == "json":
             _log_error(error)
         raise
+    except Exception as error:
+        log.exception("internal error")
+        log.error("llmd ends with status %d: internal error: %r", GaveUp.exit_status, error)
+        told = GaveUp(f"internal error: {error!r}")
+        told.shown = on_stage is None
+        raise told from error
     finally:
         sink.show("")
         if held:
