@@ -1,7 +1,8 @@
 """`ChunkSizer`: how many prompt tokens one step computes, so that the streams beside it keep their pace.
 
-`scheduler.chunked_prefill_size` fixes it. `auto` learns from the steps themselves what a step of so many streams takes without a
-prompt, and what each prompt token adds; with streams running it takes as many as stretch a step to STRETCH times its length.
+`scheduler.chunked_prefill_size` fixes it. `auto` is a feedback control, which needs no model of the machine: a step of running
+streams that also carries prompt tokens shall take STRETCH times what it takes without. A step that took longer cuts the next chunk
+at once, one that took less lets it grow slowly; so a wrong guess costs a few steps, not the pace of a whole prompt.
 """
 
 from __future__ import annotations
@@ -12,46 +13,66 @@ STRETCH = 2.0
 LEAST = 16
 MOST = 2048
 #: Nothing is measured yet: alone, and beside streams.
-FIRST_ALONE, FIRST_BESIDE = 512, 64
+FIRST_ALONE, FIRST_BESIDE = 512, 32
 #: A step without streams still has to end soon, for what may arrive meanwhile.
 LONGEST_STEP = 1.0
-#: Weight of the newest step.
+#: The next chunk is at least and at most so much of the last one.
+SHRINK, GROW = 0.25, 1.25
+#: A chunk whose step is so near the goal stays.
+_NEAR = (0.85, 1.05)
+#: Weight of the newest step in a mean.
 _NEW = 0.25
+#: A shorter prompt tells little of what a token costs.
+_TELLING = 64
 
 
 class ChunkSizer:
-    """One per scheduler; told of each step."""
+    """One per scheduler; told of each step. What it learns it keeps by the number of streams, in powers of two."""
 
     def __init__(self, fixed: int | None) -> None:
         """`fixed`: tokens; None: auto."""
         self._fixed = fixed
         self._token_seconds: float | None = None
+        """What a token costs in steps without streams."""
         self._step_seconds: dict[int, float] = {}
-        """By bit length of the number of streams: a step without prompts."""
+        """Steps without prompts."""
+        self._sizes: dict[int, float] = {}
+        """Chunks beside streams."""
 
     def size(self, streams: int) -> int:
         """Prompt tokens for the next step, which `streams` requests share that are past their prompt."""
         if self._fixed is not None:
             return self._fixed
-        step = self._step(streams)
-        if self._token_seconds is None or (streams and step is None):
-            return FIRST_BESIDE if streams else FIRST_ALONE
-        seconds = (STRETCH - 1) * step if streams and step is not None else LONGEST_STEP
-        return max(LEAST, min(MOST, int(seconds / self._token_seconds)))
+        if streams:
+            return int(_nearest(self._sizes, streams) or FIRST_BESIDE)
+        if self._token_seconds is None:
+            return FIRST_ALONE
+        return max(LEAST, min(MOST, int(LONGEST_STEP / self._token_seconds)))
 
     def observe(self, streams: int, prompt_tokens: int, seconds: float) -> None:
-        """A step took so long. What a prompt token costs includes its share of all that a step with prompts costs more."""
+        """A step took so long."""
         if not prompt_tokens:
             self._step_seconds[streams.bit_length()] = _mean(self._step_seconds.get(streams.bit_length()), seconds)
-        elif not streams or self._step(streams) is not None:
-            self._token_seconds = _mean(self._token_seconds, max(1e-7, (seconds - (self._step(streams) or 0.0)) / prompt_tokens))
+        elif streams:
+            self._steer(streams, prompt_tokens, seconds)
+        elif prompt_tokens >= _TELLING:
+            self._token_seconds = _mean(self._token_seconds, seconds / prompt_tokens)
 
-    def _step(self, streams: int) -> float | None:
-        """A step of so many streams, or of the next best number of them that is known; None with none, or when none is known."""
-        if not streams or not self._step_seconds:
-            return None
-        bits = streams.bit_length()
-        return self._step_seconds[min(self._step_seconds, key=lambda known: abs(known - bits))]
+    def _steer(self, streams: int, prompt_tokens: int, seconds: float) -> None:
+        """Set the next chunk by how far this step was from the goal; the short end of a prompt tells nothing."""
+        step = _nearest(self._step_seconds, streams)
+        if step is None or prompt_tokens < 0.75 * self.size(streams):
+            return
+        factor = (STRETCH - 1) * step / max(1e-9, seconds - step)
+        if not _NEAR[0] <= factor <= _NEAR[1]:
+            wanted = prompt_tokens * max(SHRINK, min(GROW, factor))
+            self._sizes[streams.bit_length()] = max(LEAST, min(MOST, wanted))
+
+
+def _nearest(known: dict[int, float], streams: int) -> float | None:
+    """What is known for so many streams, or for the next best number of them."""
+    bits = streams.bit_length()
+    return known[min(known, key=lambda other: abs(other - bits))] if known else None
 
 
 def _mean(old: float | None, new: float) -> float:
