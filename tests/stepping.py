@@ -23,7 +23,7 @@ class Stepper:
         order = np.random.default_rng(seed).permutation(np.arange(1, slots + 1)).astype(np.int32)
         self.req_to_token = np.zeros((requests + 1, context), dtype=np.int32)
         self.req_to_token[1:] = order.reshape(requests, context)
-        self.runner = ModelRunner(self.model, slots + 1, self.req_to_token, Sampler(tokenizer_size or boot.files.tokenizer_size))
+        self.runner = ModelRunner(self.model, slots + 1, Sampler(tokenizer_size or boot.files.tokenizer_size))
         self.lengths = np.zeros(requests + 1, dtype=np.int64)
 
     def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
@@ -45,6 +45,7 @@ class Stepper:
             req_pool_indices=rows,
             seq_lens=self.lengths[rows],
             extend_lens=np.array([len(tokens) for tokens in new.values()], dtype=np.int64),
+            req_to_token=self.req_to_token,
         )
         greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
         requests = [SampleRequest(row=index, sampling=greedy, position=0, **wanted) for index in range(len(rows))]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -70,10 +69,9 @@ class _Group:
 class TorchAttention:
     """The reference in torch operations."""
 
-    def __init__(self, config: ModelConfig, cache: KVCache, req_to_token: npt.NDArray[np.int32], device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, cache: KVCache, device: torch.device) -> None:
         self._config = config
         self._cache = cache
-        self._req_to_token = req_to_token
         self._device = device
         self._queries = _query_plan(config, device)
         self._out_index = torch.empty(0, dtype=torch.int64)
@@ -147,7 +145,7 @@ class TorchAttention:
         longest = int(lengths.max())
         blocks = -(-longest // BLOCK)
         slots = np.empty((len(requests), blocks * BLOCK), dtype=np.int64)
-        table = self._req_to_token[batch.req_pool_indices[requests], :longest]
+        table = batch.req_to_token[batch.req_pool_indices[requests], :longest]
         slots[:, :longest] = np.where(np.arange(longest) < lengths[:, None], table, table[:, :1])
         slots[:, longest:] = table[:, :1]
         index = self._cache.index(torch.from_numpy(slots).to(self._device)).view(2, -1, len(requests), blocks, BLOCK)

@@ -28,11 +28,13 @@ class ForwardBatch:
     out_cache_loc: Ints
     """[T] KV slot (token index into the pool) that each new token's K and V go to."""
     req_pool_indices: Ints
-    """[B] row of each request in `ReqToTokenPool.req_to_token`."""
+    """[B] row of each request in `req_to_token`."""
     seq_lens: Ints
     """[B] tokens of each request including the new ones."""
     extend_lens: Ints
     """[B] new tokens of each request; 1 in decode."""
+    req_to_token: npt.NDArray[np.int32]
+    """The KV slots of each row's tokens; nobody changes what the batch's rows hold before the step is over."""
 
 
 @dataclass(slots=True)

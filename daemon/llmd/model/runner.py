@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from llmd.model.attention import TorchAttention
@@ -19,13 +18,13 @@ PROMPT_ROWS = 128
 class ModelRunner:
     """Implements `llmd.model.batch.Runner`. Called by one thread."""
 
-    def __init__(self, model: LoadedModel, num_slots: int, req_to_token: npt.NDArray[np.int32], sampler: Sampler) -> None:
-        """`num_slots`: token slots of the KV pool, page 0 included. `req_to_token` is the scheduler's own table, read at each step."""
+    def __init__(self, model: LoadedModel, num_slots: int, sampler: Sampler) -> None:
+        """`num_slots`: token slots of the KV pool, page 0 included."""
         self._model = model.module
         self._device = model.device
         self._sampler = sampler
         self.cache = KVCache(model.config, num_slots, model.kv_dtype, model.device)
-        self._attention = TorchAttention(model.config, self.cache, req_to_token, model.device)
+        self._attention = TorchAttention(model.config, self.cache, model.device)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:

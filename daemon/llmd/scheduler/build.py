@@ -73,7 +73,7 @@ def _load(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager],
     failpoints.hit("scheduler.weights")
     if boot.files.kind == "dummy":
         facts = _Facts(KV_BYTES_PER_TOKEN, "cpu", 0, "int32", "int32", "none")
-        return facts, lambda kv: DummyRunner(kv.pages.num_slots, kv.rows.req_to_token, boot.files.vocab_size)
+        return facts, lambda kv: DummyRunner(kv.pages.num_slots, boot.files.vocab_size)
     import torch
 
     from llmd.model.loader import load_model
@@ -84,7 +84,7 @@ def _load(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager],
     model = load_model(boot, progress)
     dtype, kv_dtype = (str(kind).removeprefix("torch.") for kind in (model.dtype, model.kv_dtype))
     facts = _Facts(model.kv_bytes_per_token, str(model.device), model.weights_bytes, dtype, kv_dtype, model.quantization)
-    return facts, lambda kv: ModelRunner(model, kv.pages.num_slots, kv.rows.req_to_token, Sampler(boot.files.tokenizer_size))
+    return facts, lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size))
 
 
 def _budget(boot: Boot, facts: _Facts, max_running: int, free_before: int) -> KvBudget:

@@ -25,7 +25,7 @@ class DecodeManager:
         self.running: dict[str, Req] = {}
         self.ratio = NewTokenRatio()
 
-    def schedule(self, batch: ScheduleBatch) -> None:
+    def schedule(self, batch: ScheduleBatch, context_length: int) -> None:
         """Add one token of each request whose prompt is computed.
 
         When cached pages are used up too, the least worthy is retracted until the others have their page. The worthiest never is.
@@ -35,7 +35,7 @@ class DecodeManager:
         while index < end:
             req = order[index]
             index += 1
-            if req.pending != 1:  # its prompt is still being computed
+            if req.pending != 1 or req.ending(context_length):  # its prompt is still being computed, or its last token
                 continue
             while not self._kv.grow(req, req.length):
                 end -= 1

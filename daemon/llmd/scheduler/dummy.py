@@ -7,7 +7,6 @@ bookkeeping changes what comes out. A prompt that holds the end-of-sequence toke
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
 
@@ -19,9 +18,8 @@ _UNLIKELY = -100.0
 class DummyRunner:
     """Implements llmd.model.batch.Runner."""
 
-    def __init__(self, num_slots: int, req_to_token: npt.NDArray[np.int32], vocab_size: int) -> None:
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._kv = np.zeros(num_slots, dtype=np.int32)
-        self._req_to_token = req_to_token
         self._vocab_size = vocab_size
 
     def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:
@@ -32,7 +30,7 @@ class DummyRunner:
     def _sample(self, batch: ForwardBatch, request: SampleRequest) -> SampleResult:
         row, length = batch.req_pool_indices[request.row], int(batch.seq_lens[request.row])
         prompt = length - request.position
-        token = int(self._kv[self._req_to_token[row, request.position % prompt]])
+        token = int(self._kv[batch.req_to_token[row, request.position % prompt]])
         while token in request.banned_ids:
             token = (token + 1) % self._vocab_size
         result = SampleResult(token)

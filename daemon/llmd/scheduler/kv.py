@@ -73,6 +73,7 @@ class KvManager:
         known = self.cache.match(self._namespace(req), self._reusable(req))
         self.cache.lock(known.node)
         req.node, req.shared, req.computed = known.node, len(known.pages), len(known.pages) * self.pages.page_size
+        req.settled = req.computed
         self._append(req, known.pages)
 
     # ------------------------------------------------------------ while it runs
@@ -101,7 +102,7 @@ class KvManager:
         """Make the whole pages that `req` has computed known to others. Where another was first, its page takes the place of ours."""
         if self.cache is None:
             return
-        count = req.computed // self.pages.page_size
+        count = req.settled // self.pages.page_size
         if count <= req.shared:
             return
         known = self.cache.insert(self._namespace(req), req.key(count * self.pages.page_size), req.pages[:count])
@@ -122,7 +123,8 @@ class KvManager:
         if keep:
             self.share(req)
         own, node, row = req.pages[req.shared :], req.node, req.row
-        req.pages, req.node, req.shared, req.row, req.computed = [], None, 0, 0, 0
+        req.pages, req.node, req.shared, req.row, req.computed, req.settled = [], None, 0, 0, 0, 0
+        req.stay += 1
         if node is not None and self.cache is not None:
             self.cache.unlock(node)
             if not keep:

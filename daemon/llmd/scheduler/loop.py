@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 
 from llmd import failpoints
-from llmd.model.batch import Runner, SampleRequest, SampleResult
+from llmd.model.batch import Runner, SampleResult
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
 from llmd.scheduler.arrivals import Arrivals, Limits, Refusal
 from llmd.scheduler.chunk import ChunkSizer
+from llmd.scheduler.compute import Compute, Step
 from llmd.scheduler.decode import DecodeManager
 from llmd.scheduler.input import Input
 from llmd.scheduler.kv import KvManager
@@ -53,15 +54,18 @@ class Scheduler:
         meter: Meter,
         pulse: Pulse,
         waiting: WaitingQueue,
+        overlap: bool,
     ) -> None:
-        """`chunk`: prompt tokens of a step, None: as many as suit the streams beside them."""
-        self._runner = runner
+        """`chunk`: prompt tokens of a step, None: as many as suit the streams beside them. `overlap`: prepare a step while the last computes."""
+        self._compute = Compute(runner, overlap=overlap)
         self._input = source
         self._output = output
         self._limits = limits
         self._meter = meter
         self._pulse = pulse
         self._busy = False
+        self.launched: Step | None = None
+        """The step on its way; without overlap none is, between two turns of the loop."""
         self._audit_at: float | None = None
         self.kv = kv
         self.waiting = waiting
@@ -77,7 +81,7 @@ class Scheduler:
         while True:
             self.receive(on_command)
             batch = self.schedule()
-            if batch.reqs:
+            if batch.reqs or self.launched:
                 self.step(batch)
             else:
                 self.rest()
@@ -99,40 +103,58 @@ class Scheduler:
         batch = ScheduleBatch()
         if not self._output.blocked:
             self._prefill.make_way()
-            self.decode.schedule(batch)
+            self.decode.schedule(batch, self._limits.context_length)
             batch.streams = len(batch.reqs)
             self._prefill.schedule(batch, self._chunk.size(batch.streams), self._admit)
         return batch
 
     def step(self, batch: ScheduleBatch) -> None:
-        """Run one batch and send what it brought."""
+        """Launch a batch, and process the result of the last one meanwhile; without overlap, its own."""
         self._busy = True
         self._pulse.begin()
-        began = time.monotonic()
+        last, self.launched = self.launched, self._launch(batch) if batch.reqs else None
+        if not self._compute.overlap:
+            last, self.launched = self.launched, None
+        if last is not None:
+            self._process(last)
+        self._pulse.end()
+
+    def _launch(self, batch: ScheduleBatch) -> Step | None:
         try:
             failpoints.hit("scheduler.step")
-            wanted = batch.wanted()
-            results = self._runner.step(batch.forward_batch(self.kv.rows.req_to_token), wanted)
-            self._process(batch, wanted, results)
-            self._chunk.observe(batch.streams, batch.prefill_tokens, time.monotonic() - began)
+            arrays = batch.forward_batch(self.kv.rows.req_to_token, detached=self._compute.overlap)
+            step = Step(batch, arrays, batch.wanted())
+            batch.launch(step.wanted)
+            self._compute.launch(step)
+        except Exception:
+            log.exception("a step of %d requests could not be started", len(batch.reqs))
+            self._fail_batch(batch)
+            return None
+        return step
+
+    def _process(self, step: Step) -> None:
+        """Take in what a step brought, and send it."""
+        batch = step.batch
+        try:
+            results = self._compute.wait(step)
+            if len(results) != len(step.wanted):
+                raise RuntimeError(f"the runner gave {len(results)} results for {len(step.wanted)} requests")
+            batch.settle(step.wanted)
+            for req, count in zip(batch.reqs, batch.extend_lens, strict=True):
+                if count > 1 and req.settled:
+                    self.kv.share(req)
+            taken = [self._accept(batch.reqs[request.row], result) for request, result in zip(step.wanted, results, strict=True)]
+            self._output.chunks([chunk for chunk in taken if chunk is not None])
+            self._chunk.observe(batch.streams, batch.prefill_tokens, step.seconds)
         except Exception:
             log.exception("a step of %d requests failed", len(batch.reqs))
             self._fail_batch(batch)
-        self._meter.observe("llmd_scheduler_step_seconds", time.monotonic() - began, phase=batch.phase)
-        self._pulse.end()
-
-    def _process(self, batch: ScheduleBatch, wanted: list[SampleRequest], results: list[SampleResult]) -> None:
-        if len(results) != len(wanted):
-            raise RuntimeError(f"the runner gave {len(results)} results for {len(wanted)} requests")
-        for req, count in zip(batch.reqs, batch.extend_lens, strict=True):
-            req.computed += count
-            if count > 1:
-                self.kv.share(req)
-        chunks = [chunk for request, result in zip(wanted, results, strict=True) if (chunk := self._accept(batch.reqs[request.row], result)) is not None]
-        self._output.chunks(chunks)
+        self._meter.observe("llmd_scheduler_step_seconds", step.seconds, phase=batch.phase)
 
     def _accept(self, req: Req, result: SampleResult) -> TokenChunk | None:
-        """Take one request's new token; None when that ended it with an error."""
+        """Take one request's new token; None when it has ended, or does with an error."""
+        if req.done:
+            return None
         if not result.finite:
             log.error("the model gave logits that are not finite", extra={"rid": req.rid})
             self.fail(req, Refusal("non_finite_logits", "the model gave no finite result for this request"), keep=False)
@@ -144,8 +166,14 @@ class Scheduler:
             self.fail(req, _INTERNAL)
             return None
         if chunk.finish is not None:
-            self.decode.pop(req.rid)
+            self._end(req)
         return chunk
+
+    def _end(self, req: Req, *, keep: bool = True) -> None:
+        """`req` is over, wherever it stands."""
+        req.done = True
+        if self.decode.pop(req.rid, keep=keep) is None:
+            self.waiting.pop(req.rid)
 
     def rest(self) -> None:
         """Nothing can run: wait for whatever may change that. The books are checked when work has just ended, and again at leisure."""
@@ -173,6 +201,10 @@ class Scheduler:
             self._audit_at = None
             self.check_idle(thoroughly=True)
         return self._audit_at
+
+    def close(self) -> None:
+        """No further step begins."""
+        self._compute.close()
 
     # ------------------------------------------------------------ requests come and go
 
@@ -210,8 +242,10 @@ class Scheduler:
     def abort(self, rid: str, *, keep: bool = True) -> None:
         """Its frontend has forgotten `rid`. `keep`: what it has computed may serve others."""
         req = self.waiting.pop(rid) or self.decode.pop(rid, keep=keep)
-        if req is not None and req.announced:
-            self._output.forget(rid)
+        if req is not None:
+            req.done = True
+            if req.announced:
+                self._output.forget(rid)
 
     def fail(self, req: Req, why: Refusal, *, keep: bool = True) -> None:
         """End `req` with an error."""
@@ -248,7 +282,7 @@ class Scheduler:
     def _fail_batch(self, batch: ScheduleBatch) -> None:
         """After a step that failed. Raises if the KV accounting is beyond repair: then the engine has to start anew."""
         for req in batch.reqs:
-            if req.rid in self.decode.running:
+            if not req.done:
                 self.fail(req, _INTERNAL, keep=False)
         if (wrong := self.kv.check(self.decode.running.values())) is not None:
             raise RuntimeError(f"KV accounting after a failed step: {wrong}")

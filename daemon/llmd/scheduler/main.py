@@ -48,7 +48,10 @@ def run(context: WorkerContext) -> int:
         scheduler = _scheduler(context, built, source, output, meter, pulse)
         gauges.scheduler = scheduler
         link.ready(built.info)
-        scheduler.run(Commands(scheduler, link))
+        try:
+            scheduler.run(Commands(scheduler, link))
+        finally:
+            scheduler.close()
     finally:
         link.close()
         output.close()
@@ -65,7 +68,9 @@ def _scheduler(context: WorkerContext, built: Built, source: Input, output: Outp
     args, kv = context.boot.args.scheduler, built.kv
     waiting = make_queue(args.policy, args.priority_max_wait, lambda req: kv.known_pages(req)[0])
     chunk = None if args.chunked_prefill_size == "auto" else args.chunked_prefill_size
-    return Scheduler(built.runner, kv, source, output, limits=_limits(context, built), chunk=chunk, meter=meter, pulse=pulse, waiting=waiting)
+    return Scheduler(
+        built.runner, kv, source, output, limits=_limits(context, built), chunk=chunk, meter=meter, pulse=pulse, waiting=waiting, overlap=args.overlap
+    )
 
 
 def _limits(context: WorkerContext, built: Built) -> Limits:

@@ -52,7 +52,7 @@ class PrefillManager:
 
         `admit(req)` is told of each admission; False: the request is no more.
         """
-        begun = sorted((req for req in self._decode.running.values() if req.pending > 1), key=self._waiting.worth)
+        begun = sorted((req for req in self._decode.running.values() if req.pending > 1 and not req.ending(self._context_length)), key=self._waiting.worth)
         for req in begun:
             self._take(batch, req, chunk)
         while batch.prefill_tokens < chunk and (head := self._waiting.head(time.monotonic())) is not None:

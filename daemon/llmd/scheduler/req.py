@@ -15,6 +15,7 @@ class Req:
 
     Prompt and output are one sequence. `computed` of its tokens have their KV written; what is missing is computed by the
     next steps: one token in decode, many after arrival or retraction. When nothing is missing, the next token is sampled.
+    While a step is on its way the sequence may end in a token that is not known yet.
     """
 
     source: TokenizedGenerateReqInput
@@ -34,6 +35,17 @@ class Req:
     node: Node | None = None
     """Where these end in the tree; locked."""
     computed: int = 0
+    """Tokens whose KV is written, or will be by the steps on their way."""
+    settled: int = 0
+    """Tokens whose KV is written."""
+    unseen: int = 0
+    """Tokens that steps on their way will bring."""
+    place: int = 0
+    """Where the newest of these stands among the results of its step."""
+    stay: int = 0
+    """Counts how often its KV was taken: what a step on its way computes of an earlier stay is lost."""
+    done: bool = False
+    """It has ended, one way or another; what steps on their way bring of it is nobody's."""
     cached_tokens: int = 0
     """Prompt tokens that were known when it was first admitted."""
     queued: float = 0.0
@@ -53,8 +65,8 @@ class Req:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and output."""
-        return len(self.source.input_ids) + len(self.output_ids)
+        """Tokens of prompt and output, the unseen included."""
+        return len(self.source.input_ids) + len(self.output_ids) + self.unseen
 
     @property
     def pending(self) -> int:
@@ -63,26 +75,27 @@ class Req:
 
     @property
     def remaining(self) -> int:
-        """Tokens it may still generate."""
+        """Tokens it may still generate, the unseen included."""
         return self.source.sampling.max_new_tokens - len(self.output_ids)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether the next prefill has to give them. Such a prompt is computed in one step."""
-        return self.source.prompt_logprobs and not self.output_ids and not self.announced
+        return self.source.prompt_logprobs and not self.output_ids and not self.announced and not self.unseen
 
     @property
     def banned_ids(self) -> tuple[int, ...]:
         """Ids that would end it before `min_new_tokens`."""
-        return tuple(self.stop_ids) if len(self.output_ids) < self.source.sampling.min_new_tokens else ()
+        return tuple(self.stop_ids) if len(self.output_ids) + self.unseen < self.source.sampling.min_new_tokens else ()
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Ids of the sequence from index `start` up to `stop`."""
+        """Ids of the sequence from index `start` up to `stop`; an unseen one is -1 - `place`."""
         prompt = self.source.input_ids
         size = len(prompt)
+        late = [-1 - self.place] if self.unseen and stop == self.length else []
         if start >= size:
-            return self.output_ids[start - size : stop - size]
-        return prompt[start:stop] + self.output_ids[: max(0, stop - size)]
+            return self.output_ids[start - size : stop - size] + late
+        return prompt[start:stop] + self.output_ids[: max(0, stop - size)] + late
 
     def key(self, tokens: int) -> bytes:
         """The first `tokens` ids of the sequence as a key of the prefix tree."""
@@ -96,9 +109,13 @@ class Req:
         sampling = self.source.sampling
         if self.output_ids and self.output_ids[-1] in self.stop_ids and len(self.output_ids) > sampling.min_new_tokens:
             return Finish("stop", self.output_ids[-1])
-        if self.remaining <= 0 or self.length >= context_length:
+        if self.remaining <= 0 or len(self.source.input_ids) + len(self.output_ids) >= context_length:
             return Finish("length")
         return None
+
+    def ending(self, context_length: int) -> bool:
+        """Whether the unseen token is its last, so that no step has to go on from it."""
+        return self.unseen > 0 and (self.remaining <= self.unseen or self.length >= context_length)
 
 
 def new_req(source: TokenizedGenerateReqInput, arrived: float, order: int, eos_token_ids: tuple[int, ...]) -> Req:

@@ -10,7 +10,7 @@ from llmd.wire.messages import TokenChunk, TokenLogprob
 def chunk_of(req: Req, result: SampleResult, context_length: int) -> TokenChunk:
     """Append the token to `req` (unless only its prompt's logprobs were asked for) and make its chunk."""
     source = req.source
-    prompt = _prompt_logprobs(req, result) if req.wants_prompt_logprobs else None
+    prompt = _prompt_logprobs(req, result) if source.prompt_logprobs and not req.output_ids and not req.announced else None
     first = len(req.output_ids)
     new = [result.token_id] if req.remaining > 0 else []
     req.output_ids += new

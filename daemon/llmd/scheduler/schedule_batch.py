@@ -20,6 +20,8 @@ class ScheduleBatch:
     prefill_tokens: int = 0
     streams: int = 0
     """Requests that are past their prompt."""
+    stays: list[int] = field(default_factory=list)
+    """Each request's `stay` at the launch."""
 
     def add(self, req: Req, tokens: int, *, prefill: bool) -> None:
         """`req` computes its next `tokens` tokens; it has the KV pages for them."""
@@ -33,8 +35,8 @@ class ScheduleBatch:
         """`prefill` if any prompt is in it, else `decode`."""
         return "prefill" if self.prefill_tokens else "decode"
 
-    def forward_batch(self, req_to_token: npt.NDArray[np.int32]) -> ForwardBatch:
-        """The arrays; see ForwardBatch for shapes."""
+    def forward_batch(self, req_to_token: npt.NDArray[np.int32], *, detached: bool) -> ForwardBatch:
+        """The arrays; see ForwardBatch for shapes. `detached`: with a copy of the rows, which may change before the step runs."""
         input_ids: list[int] = []
         for req, count in zip(self.reqs, self.extend_lens, strict=True):
             input_ids += req.tokens(req.computed, req.computed + count)
@@ -44,18 +46,40 @@ class ScheduleBatch:
         # Position of token t of request b: computed[b] + (t - first token of b in the batch).
         starts = np.cumsum(extend_lens) - extend_lens
         positions = np.arange(len(input_ids), dtype=np.int64) + np.repeat(computed - starts, extend_lens)
+        out_cache_loc = req_to_token[np.repeat(rows, extend_lens), positions].astype(np.int64)
+        seq_lens = computed + extend_lens
+        if detached:
+            req_to_token, rows = req_to_token[rows, : int(seq_lens.max())], np.arange(len(rows))
         return ForwardBatch(
             input_ids=np.array(input_ids, dtype=np.int64),
             positions=positions,
-            out_cache_loc=req_to_token[np.repeat(rows, extend_lens), positions].astype(np.int64),
+            out_cache_loc=out_cache_loc,
             req_pool_indices=rows,
-            seq_lens=computed + extend_lens,
+            seq_lens=seq_lens,
             extend_lens=extend_lens,
+            req_to_token=req_to_token,
         )
 
     def wanted(self) -> list[SampleRequest]:
         """One for each request whose sequence is complete with this step."""
         return [_sample_request(b, req) for b, (req, count) in enumerate(zip(self.reqs, self.extend_lens, strict=True)) if count == req.pending]
+
+    def launch(self, wanted: list[SampleRequest]) -> None:
+        """The step is on its way: what it computes counts as computed, and each wanted token as one that is unseen."""
+        for req, count in zip(self.reqs, self.extend_lens, strict=True):
+            req.computed += count
+            self.stays.append(req.stay)
+        for place, request in enumerate(wanted):
+            req = self.reqs[request.row]
+            req.unseen, req.place = req.unseen + 1, place
+
+    def settle(self, wanted: list[SampleRequest]) -> None:
+        """The step is over: its KV is written. A request that has lost its KV meanwhile gets its token all the same."""
+        for req, count, stay in zip(self.reqs, self.extend_lens, self.stays, strict=True):
+            if req.stay == stay:
+                req.settled += count
+        for request in wanted:
+            self.reqs[request.row].unseen -= 1
 
 
 def _sample_request(row: int, req: Req) -> SampleRequest:
@@ -63,7 +87,7 @@ def _sample_request(row: int, req: Req) -> SampleRequest:
     return SampleRequest(
         row=row,
         sampling=source.sampling,
-        position=len(req.output_ids),
+        position=len(req.output_ids) + req.unseen,
         logprobs=source.logprobs,
         prompt_logprob_ids=source.input_ids[1:] if req.wants_prompt_logprobs else [],
         banned_ids=req.banned_ids,

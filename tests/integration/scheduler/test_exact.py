@@ -27,7 +27,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> MakeRunner:
     directory = tmp_path_factory.mktemp("tiny")
     boot = boot_for(random_llama(directory / "model", seed=3), directory / "cache", dtype="float32")
     model = load_model(boot, lambda stage, done, total: None)
-    return lambda kv: ModelRunner(model, kv.pages.num_slots, kv.rows.req_to_token, Sampler(boot.files.tokenizer_size))
+    return lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size))
 
 
 def requests(count: int, seed: int) -> list[tuple[list[int], int, dict[str, Any]]]:
@@ -38,15 +38,26 @@ def requests(count: int, seed: int) -> list[tuple[list[int], int, dict[str, Any]
     for number in range(count):
         own = dice.choices(range(250), k=dice.randrange(1, 40))
         sampling: dict[str, Any] = {"temperature": 0.0} if number % 2 else {"temperature": 1.0, "seed": number, "top_p": 0.9}
+        if number % 5 == 0:
+            sampling |= {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": ((number, 3.0),)}
         made.append((trunk[: dice.choice([0, 5, 16, 33, 64])] + own, dice.randrange(20, 60), {**sampling, "ignore_eos": True, "logprobs": number % 3 - 1}))
     return made
 
 
-def crowd(runner: MakeRunner, count: int, *, seed: int, policy: Policy = "fcfs", chunk: int = 24, page_size: int = 4) -> None:
+def crowd(runner: MakeRunner, count: int, *, seed: int, policy: Policy = "fcfs", chunk: int = 24, page_size: int = 4, overlap: bool = True) -> None:
     """16 at once, memory for about six of them."""
     asked = requests(count, seed)
     bench = Bench(
-        pages=6 * 64 // page_size, page_size=page_size, max_running=16, context=CONTEXT, chunk=chunk, max_queued=4, runner=runner, policy=policy, vocab=261
+        pages=6 * 64 // page_size,
+        page_size=page_size,
+        max_running=16,
+        context=CONTEXT,
+        chunk=chunk,
+        max_queued=4,
+        runner=runner,
+        policy=policy,
+        vocab=261,
+        overlap=overlap,
     )
     bench.scheduler.decode.ratio.value = 0.1
     alone = Bench(pages=CONTEXT, page_size=1, max_running=1, context=CONTEXT, chunk=4096, radix=False, runner=runner, vocab=261)
@@ -55,6 +66,7 @@ def crowd(runner: MakeRunner, count: int, *, seed: int, policy: Policy = "fcfs",
         while bench.scheduler.in_flight + len(bench.source.queue) >= 16:
             bench.turn()
     bench.run()
+    bench.close()
     assert bench.counter("llmd_requests_retracted_total") > 0 and bench.counter("llmd_prefix_cache_hit_tokens_total") > 0
     for number, (prompt, tokens, more) in enumerate(asked):
         rid = f"r{number}"
@@ -68,8 +80,9 @@ def crowd(runner: MakeRunner, count: int, *, seed: int, policy: Policy = "fcfs",
     assert bench.counter("llmd_kv_accounting_errors_total") == 0
 
 
-def test_a_crowd_gets_what_each_would_get_alone(runner: MakeRunner) -> None:
-    crowd(runner, 80, seed=1)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_crowd_gets_what_each_would_get_alone(runner: MakeRunner, overlap: bool) -> None:
+    crowd(runner, 60, seed=1, overlap=overlap)
 
 
 @pytest.mark.parametrize(("policy", "chunk", "page_size"), [("lpm", 7, 1), ("priority", 64, 16)])

@@ -43,7 +43,6 @@ class CheckingRunner:
     """Keeps (token, position) in each KV slot, and reads a request's whole sequence back through its row before it answers."""
 
     def __init__(self, kv: KvManager) -> None:
-        self._table = kv.rows.req_to_token
         self._page = kv.pages.page_size
         self._kv = np.full((kv.pages.num_slots, 2), -1, dtype=np.int64)
         self.spoil: set[int] = set()
@@ -65,7 +64,7 @@ class CheckingRunner:
 
     def _sample(self, batch: ForwardBatch, request: SampleRequest) -> SampleResult:
         row, length = batch.req_pool_indices[request.row], batch.seq_lens[request.row]
-        stored = self._kv[self._table[row, :length]]
+        stored = self._kv[batch.req_to_token[row, :length]]
         assert stored[:, 1].tolist() == list(range(length)), "a slot holds another token's KV"
         result = SampleResult(next_token(stored[:, 0].tolist(), request.position), finite=request.position not in self.spoil)
         if request.prompt_logprob_ids:
@@ -126,7 +125,7 @@ class FakeOutput:
 
 
 class Bench:
-    """A scheduler on the bench: `turn` is one round of its loop."""
+    """A scheduler on the bench: `turn` is one round of its loop. With `overlap` it is to be closed."""
 
     def __init__(
         self,
@@ -143,6 +142,7 @@ class Bench:
         eviction: Eviction = "lru",
         runner: Callable[[KvManager], Runner] | None = None,
         vocab: int = VOCAB,
+        overlap: bool = False,
     ) -> None:
         """`runner`: what computes, in place of a CheckingRunner."""
         cache = RadixCache(page_size, eviction) if radix else None
@@ -165,7 +165,16 @@ class Bench:
         output: Any = self.out
         waiting = make_queue(policy, max_wait, lambda req: self.kv.known_pages(req)[0])
         self.scheduler = Scheduler(
-            runner(self.kv) if runner else self.runner, self.kv, source, output, limits=limits, chunk=chunk, meter=self.meter, pulse=Pulse(), waiting=waiting
+            runner(self.kv) if runner else self.runner,
+            self.kv,
+            source,
+            output,
+            limits=limits,
+            chunk=chunk,
+            meter=self.meter,
+            pulse=Pulse(),
+            waiting=waiting,
+            overlap=overlap,
         )
 
     def send(
@@ -203,12 +212,13 @@ class Bench:
         self.scheduler.receive(lambda command: None)
         batch = self.scheduler.schedule()
         self.check()
-        if batch.reqs:
+        busy = bool(batch.reqs or self.scheduler.launched)
+        if busy:
             self.scheduler.step(batch)
         else:
             self.scheduler.rest()
         self.check()
-        return bool(batch.reqs)
+        return busy
 
     def run(self, turns: int = 10_000) -> None:
         """Until nothing is left to do."""
@@ -216,6 +226,10 @@ class Bench:
             if not self.turn() and not self.scheduler.in_flight and not self.source.queue:
                 return
         raise AssertionError("work never ends")
+
+    def close(self) -> None:
+        """Only a bench with overlap has something to close."""
+        self.scheduler.close()
 
     def check(self) -> None:
         """free + cached + active = total, what is active is what running requests hold, and by fcfs nobody runs or waits before an older one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,15 +74,17 @@ events = st.lists(
     radix=st.booleans(),
     policy=st.sampled_from(["fcfs", "lpm", "priority"]),
     share=st.sampled_from([1, 8, 10_000]),
+    overlap=st.booleans(),
 )
 def test_any_mix_of_arrivals_aborts_and_faults_keeps_the_books_and_every_answer(
-    events: list[tuple[str, int, int]], pages: int, max_running: int, chunk: int, ratio: float, radix: bool, policy: Policy, share: int
+    events: list[tuple[str, int, int]], pages: int, max_running: int, chunk: int, ratio: float, radix: bool, policy: Policy, share: int, overlap: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill, "SHARE_TOKENS", share)  # from never computing a prefix twice at once to always
-        bench = Bench(pages=pages, max_running=max_running, context=96, chunk=chunk, radix=radix, policy=policy)
+        bench = Bench(pages=pages, max_running=max_running, context=96, chunk=chunk, radix=radix, policy=policy, overlap=overlap)
         bench.scheduler.decode.ratio = NewTokenRatio(ratio)  # with little expected, retraction is frequent
-        _play(events, bench, pages)
+        with contextlib.closing(bench):
+            _play(events, bench, pages)
 
 
 def _play(events: list[tuple[str, int, int]], bench: Bench, pages: int) -> None:
