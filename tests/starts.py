@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,9 +19,6 @@ from typing import Any
 import psutil
 
 from tests.daemon import SLOW
-
-#: Set in the environment of each llmd started here, so that its processes can be found wherever they are.
-MARK = "LLMD_TEST_MARK"
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,17 @@ class Start:
         self.directory = directory
         self.run_dir = directory / "run"
         self.log_path = directory / "llmd.log"
-        self.mark = f"{os.getpid()}-{directory}"
         settings: dict[str, Any] = {"run_dir": str(self.run_dir), "state_dir": str(directory / "state"), "http": {"port": 0}, **config}
         settings["http"] = {"port": 0, **settings["http"]}
         (directory / "llmd.yaml").write_text(json.dumps(settings))
         argv = [sys.executable, "-m", "llmd.cli", "run", "-c", str(directory / "llmd.yaml"), *arguments]
-        own = {name: value for name, value in os.environ.items() if not name.startswith("LLMD_")} | {MARK: self.mark} | (env or {})
+        own = {name: value for name, value in os.environ.items() if not name.startswith("LLMD_")} | (env or {})
         if failpoints is not None:
             argv.append("--allow-failpoints")
             own["LLMD_FAILPOINTS"] = failpoints
         self.began = time.monotonic()
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(argv, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
+            self.process = subprocess.Popen(argv, env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
 
     def __enter__(self) -> Start:
         return self
@@ -95,14 +92,12 @@ class Start:
         return ended
 
     def family(self) -> list[psutil.Process]:
-        """Every live process of this llmd, orphans included."""
+        """Every live process of this llmd, orphans included: all are in the session that was made for it."""
         found = []
         for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-            except psutil.Error:
-                continue
         return found
 
     def left(self) -> list[str]:

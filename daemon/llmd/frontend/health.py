@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 
 from llmd.errors import RequestError
@@ -11,6 +12,8 @@ from llmd.frontend.replies import reply, reply_json
 from llmd.frontend.runtime import EngineSide, Runtime
 from llmd.frontend.tokenizer_manager import ChoiceSpec
 from llmd.wire.messages import SamplingParams
+
+log = logging.getLogger(__name__)
 
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
@@ -67,8 +70,11 @@ class HealthGenerate:
         await reply_json(send, 200, {"status": "ready"})
 
 
-async def probe(runtime: EngineSide, text: str, tokens: int, deadline: float) -> bool:
-    """Generate `tokens` tokens greedily through all processes, outside the metrics of requests. False: no answer in time."""
+async def probe(runtime: EngineSide, text: str, tokens: int, deadline: float, *, tolerate: str = "") -> bool:
+    """Generate `tokens` tokens greedily through all processes, outside the metrics of requests. False: no answer in time, or an error.
+
+    `tolerate`: an error with this code counts as an answer.
+    """
     manager = runtime.manager
     ids = await manager.encode(text, add_special_tokens=True)
     sampling = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True)
@@ -77,6 +83,11 @@ async def probe(runtime: EngineSide, text: str, tokens: int, deadline: float) ->
     except RequestError:
         return False
     try:
-        return await generation.wait(deadline) and generation.error is None
+        if not await generation.wait(deadline):
+            return False
+        error = generation.error
+        if error is not None and error.code == tolerate:
+            log.warning("a probe was answered with an error: %s", error.message)
+        return error is None or error.code == tolerate
     finally:
         manager.release(generation, "timeout")

@@ -216,6 +216,9 @@ class _Reader:
         for before, after in itertools.pairwise(ordered):
             if before.offset + before.nbytes > after.offset:
                 raise self.fault(f"tensors {before.name!r} and {after.name!r} overlap")
+        end = max((tensor.offset + tensor.nbytes for tensor in ordered), default=start)
+        if self.end - end >= alignment:
+            raise ConfigError(f"{self.path}: the tensors end at byte {end}, the file at {self.end}: it is followed by bytes that belong to no tensor")
         return found
 
     def tensor_info(self, alignment: int) -> tuple[str, tuple[int, ...], str, int, int]:

@@ -14,7 +14,7 @@ from llmd.config.server_args import ModelArgs
 from llmd.errors import ConfigError
 from llmd.plan.spec import ModelFiles
 from llmd.store import catalog, dummy, model_config, small_files
-from llmd.store.gguf import GgufFile, regular_file_size
+from llmd.store.gguf import GgufFile, lfs_hint, regular_file_size
 from llmd.store.model_config import ModelConfig
 from llmd.store.parameters import parameter_count, parameter_faults
 from llmd.store.safetensors_dir import INDEX, SafetensorsDir, read_json
@@ -216,7 +216,10 @@ def _float_name(weights: SafetensorsDir) -> str:
 def _small(path: Path) -> bytes:
     if regular_file_size(path) > MAX_SMALL:
         raise ConfigError(f"{path}: larger than {MAX_SMALL} bytes")
-    return path.read_bytes()
+    data = path.read_bytes()
+    if hint := lfs_hint(data[:64]):
+        raise ConfigError(f"{path}{hint}")
+    return data
 
 
 def _tokenizer_override(path: Path) -> small_files.Files:

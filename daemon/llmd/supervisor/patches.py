@@ -1,14 +1,19 @@
-"""What can only be changed in supervisord's modules themselves: three names, replaced once, in the main process alone."""
+"""What can only be changed in supervisord's modules themselves: four names, replaced once, in the main process alone."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from supervisor import dispatchers, events, process
+from supervisor.medusa import asyncore_25 as asyncore
 
 from llmd.supervisor.logsink import LogSink
+
+
+log = logging.getLogger(__name__)
 
 
 class SteadyClock:
@@ -22,7 +27,7 @@ class SteadyClock:
 
 
 def apply(sink: LogSink, exit_code: Callable[[int], int | None]) -> None:
-    """Send children's output to `sink`; add the exit status to the EXITED event; steady the clock."""
+    """Send children's output to `sink`; add the exit status to the EXITED event; steady the clock; print nothing."""
 
     def to_sink(dispatcher: Any, data: bytes) -> None:
         if data:
@@ -32,6 +37,10 @@ def apply(sink: LogSink, exit_code: Callable[[int], int | None]) -> None:
         pid = event.process.pid
         return [("expected", int(event.expected)), ("pid", pid), ("status", exit_code(pid))]
 
+    def to_log(dispatcher: Any, message: str, type: str = "info") -> None:
+        log.debug("supervisord: %s: %s", type, message)
+
     dispatchers.POutputDispatcher._log = to_sink
     events.ProcessStateExitedEvent.get_extra_values = extra_values
     process.time = SteadyClock()
+    asyncore.dispatcher.log_info = to_log
