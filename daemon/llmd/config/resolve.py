@@ -20,7 +20,6 @@ from llmd.errors import ConfigError
 #: Longest run directory, in bytes, whose private sockets still fit into a sockaddr_un (llmd.plan.ports checks the real paths).
 LONGEST_RUN_DIR: Final = 107 - len("/private/supervisor.sock.1000000")
 AUTO_MAX_RUNNING: Final = 64
-AUTO_CHUNK: Final = 512
 
 
 class Dirs(Struct, frozen=True):
@@ -66,9 +65,9 @@ def resolve_args(args: ServerArgs, files: ModelFacts, *, threads: int) -> Server
     """`args` with every value filled in that needs no knowledge of the device. Raises ConfigError.
 
     `threads`: compute threads of one scheduler rank where the configuration says `auto`.
-    Left open for the scheduler: the KV pool's size, and `device`.
+    Left open for the scheduler: the KV pool's size, `device`, and the size of a chunk, which it measures while running.
     """
-    model, memory, scheduler = args.model, args.memory, args.scheduler
+    model, memory = args.model, args.memory
     context = model.context_length or files.context_length
     if context > files.context_length:
         raise ConfigError(
@@ -86,7 +85,6 @@ def resolve_args(args: ServerArgs, files: ModelFacts, *, threads: int) -> Server
             kv_cache_dtype=("float32" if float32 else "bfloat16") if model.kv_cache_dtype == "auto" else model.kv_cache_dtype,
         ),
         memory=replace(memory, max_running_requests=AUTO_MAX_RUNNING if memory.max_running_requests == "auto" else memory.max_running_requests),
-        scheduler=replace(scheduler, chunked_prefill_size=AUTO_CHUNK if scheduler.chunked_prefill_size == "auto" else scheduler.chunked_prefill_size),
     )
 
 

@@ -80,7 +80,7 @@ def test_the_limit_is_that_of_the_sockets() -> None:
 def test_automatic_values_are_filled_in() -> None:
     args = resolve_args(load_config(None, [], {}).args, FILES, threads=3)
     assert (args.model.context_length, args.model.threads, args.model.kv_cache_dtype, args.model.quantization) == (8192, 3, "bfloat16", "auto")
-    assert (args.memory.max_running_requests, args.scheduler.chunked_prefill_size) == (64, 512)
+    assert (args.memory.max_running_requests, args.scheduler.chunked_prefill_size) == (64, "auto")
 
 
 def test_configured_values_stay() -> None:
