@@ -12,7 +12,6 @@ from supervisor.medusa import asyncore_25 as asyncore
 
 from llmd.supervisor.logsink import LogSink
 
-
 log = logging.getLogger(__name__)
 
 
