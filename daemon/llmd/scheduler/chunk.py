@@ -17,11 +17,11 @@ FIRST_ALONE, FIRST_BESIDE = 512, 32
 #: A step without streams still has to end soon, for what may arrive meanwhile.
 LONGEST_STEP = 1.0
 #: The next chunk is at least and at most so much of the last one.
-SHRINK, GROW = 0.25, 1.25
+SHRINK, GROW = 0.5, 1.25
 #: A chunk whose step is so near the goal stays.
 _NEAR = (0.85, 1.05)
-#: Weight of the newest step in a mean.
-_NEW = 0.25
+#: Weight of the newest step in a mean, and how far from the mean a step counts: one that the machine held up tells nothing.
+_NEW, _FAR = 0.25, (0.8, 1.2)
 #: A shorter prompt tells little of what a token costs.
 _TELLING = 64
 
@@ -76,4 +76,4 @@ def _nearest(known: dict[int, float], streams: int) -> float | None:
 
 
 def _mean(old: float | None, new: float) -> float:
-    return new if old is None else old + _NEW * (new - old)
+    return new if old is None else old + _NEW * (max(_FAR[0] * old, min(_FAR[1] * old, new)) - old)

@@ -65,7 +65,7 @@ def test_alone_a_step_still_ends_soon() -> None:
 def test_a_prompt_that_no_size_suits_still_gets_on() -> None:
     sizer = ChunkSizer(None)
     sizer.observe(8, 0, 0.001)
-    for _ in range(3):
+    for _ in range(5):
         sizer.observe(8, sizer.size(8), 1.0)
     assert sizer.size(8) == LEAST
 
