@@ -91,7 +91,9 @@ class WorkerLink:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Send what is waiting, then stop."""
+        """Send what is waiting, then stop. Idempotent."""
+        if self._stopping:
+            return
         self._stopping = True
         self._wakeup.set()
         self._thread.join(timeout=2)
