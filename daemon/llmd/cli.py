@@ -14,6 +14,7 @@ import click
 
 from llmd import __version__
 from llmd.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, LlmdError
+from llmd.observability.meter import Meter
 
 _EXITS = """\b
 Exit status:
@@ -87,11 +88,20 @@ def check(config_file: str | None, overrides: tuple[str, ...], show: bool, allow
 @set_option
 @click.option("--cache-dir", type=click.Path(path_type=Path), hidden=True)
 def pull(name: str, config_file: str | None, overrides: tuple[str, ...], cache_dir: Path | None) -> int:
-    """Fetch a model by name, verified, into the cache."""
-    from llmd.store.pull import pull as fetch
+    """Fetch a model into the cache: one that llmd knows by NAME, or hf:OWNER/NAME[@REVISION] from the Hugging Face hub.
 
-    path = fetch(name, cache_dir or _cache_dir(config_file, overrides), lambda line: click.echo(f"llmd: {line}", err=True))
-    click.echo(str(path))
+    Verified, resumed where an earlier try ended, and never half there. Prints what to set model.path to.
+    """
+    directory = cache_dir or _cache_dir(config_file, overrides)
+    meter = Meter(sys.stderr)
+    if name.startswith("hf:"):
+        from llmd.store.hub import pull as pull_repository
+
+        click.echo(str(pull_repository(name, directory, meter.line)))
+        return EXIT_OK
+    from llmd.store.pull import pull as pull_model
+
+    click.echo(str(pull_model(name, directory, meter.line, meter.progress)))
     return EXIT_OK
 
 
@@ -99,11 +109,10 @@ def pull(name: str, config_file: str | None, overrides: tuple[str, ...], cache_d
 @config_option
 @set_option
 def models(config_file: str | None, overrides: tuple[str, ...]) -> int:
-    """List the models that can be pulled, and those that have been."""
-    from llmd.store.catalog import list_models
+    """List the models that are here or can be pulled: size, what each can be loaded as, and where it is."""
+    from llmd.store.inventory import list_models, table
 
-    for entry in list_models(_cache_dir(config_file, overrides)):
-        click.echo(f"{entry.name}\t{entry.size / 2**20:.0f} MiB\t{entry.path or '(not pulled)'}\t{entry.text}")
+    click.echo(table(list_models(_cache_dir(config_file, overrides))), nl=False)
     return EXIT_OK
 
 

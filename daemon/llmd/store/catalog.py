@@ -54,16 +54,6 @@ class Pulled(Struct, frozen=True, kw_only=True):
     mtime_ns: int
 
 
-class ModelEntry(Struct, frozen=True, kw_only=True):
-    """One line of `llmd models`."""
-
-    name: str
-    text: str
-    size: int
-    path: str | None
-    """None: not pulled yet."""
-
-
 def model_dir(name: str, cache_dir: Path) -> Path:
     """Where a pulled model lies."""
     return cache_dir / "models" / name
@@ -91,15 +81,6 @@ def record(path: Path, entry: Embedded) -> None:
     """Write manifest.json for a file whose hash was just verified."""
     pulled = Pulled(file=entry.file, size=entry.size, sha256=entry.sha256, mtime_ns=path.stat().st_mtime_ns)
     write_atomically(path.parent / MANIFEST, json.dumps(msgspec.to_builtins(pulled), indent=1).encode())
-
-
-def list_models(cache_dir: Path) -> list[ModelEntry]:
-    """The catalog, each entry with the path of its file where that is there."""
-    entries = []
-    for entry in CATALOG.values():
-        path = model_dir(entry.name, cache_dir) / entry.file
-        entries.append(ModelEntry(name=entry.name, text=entry.text, size=entry.size, path=str(path) if path.exists() else None))
-    return entries
 
 
 def sha256_of(path: Path) -> str:

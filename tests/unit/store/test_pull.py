@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmd.errors import ConfigError, ResourceError
-from llmd.store import catalog
+from llmd.store import catalog, inventory
 from llmd.store.pull import pull
 
 NAME = "smollm2-135m-instruct"
@@ -27,7 +27,7 @@ def test_offline(tmp_path: Path) -> None:
         pull(NAME, tmp_path, lambda line: None)
     assert "network" in caught.value.hint
     assert [file.name for file in catalog.model_dir(NAME, tmp_path).iterdir()] == [".lock"]
-    assert [entry.path for entry in catalog.list_models(tmp_path)] == [None]
+    assert [entry.path for entry in inventory.list_models(tmp_path)] == [None]
 
 
 @pytest.mark.usefixtures("offline")
