@@ -43,6 +43,8 @@ TENSOR_TYPES: Final[dict[int, tuple[str, int, int]]] = {
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 
+_U64: Final = struct.Struct("<Q")
+
 _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
@@ -189,7 +191,32 @@ class _Reader:
         self.items_left -= count
         if kind in _SCALARS:
             return self.scalars(kind, count, key)
+        if kind == _STRING:
+            return self.strings(count, key)
         return [self.value(kind, key, depth) for _ in range(count)]
+
+    def strings(self, count: int, key: str) -> list[str]:
+        """As `string` again and again, in one loop: a vocabulary is most of a header, and is read at each start."""
+        data, at, end, left = self.data, self.at, self.end, self.text_left
+        found = []
+        try:
+            for _ in range(count):
+                (size,) = _U64.unpack_from(data, at)
+                at += 8
+                left -= size
+                if left < 0 or size > end - at:
+                    self.at = at
+                    raise self.fault(f"a string of {key!r} says it is {size} bytes long")
+                found.append(str(data[at : at + size], "utf-8"))
+                at += size
+        except struct.error:
+            self.at = at
+            raise self.fault(f"{key!r} needs more bytes than are left") from None
+        except UnicodeDecodeError:
+            self.at = at
+            raise self.fault(f"a string of {key!r} is not UTF-8") from None
+        self.at, self.text_left = at, left
+        return found
 
     def scalars(self, kind: int, count: int, key: str) -> list[Any]:
         dtype = _SCALARS.get(kind)
