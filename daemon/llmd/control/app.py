@@ -177,7 +177,7 @@ class ControlApp:
         core = self.core
         stage, progress = core.stage()
         return Report(
-            state=core.machine.state,
+            state=core.shown_state,
             stage=stage,
             reason=core.reason,
             status=self._status_text(stage, progress),
@@ -189,13 +189,13 @@ class ControlApp:
 
     def _status_text(self, stage: str, progress: float) -> str:
         core = self.core
-        if core.machine.state in ("ready", "draining"):
+        if core.shown_state in ("ready", "draining"):
             counts = requests(core)
             extra = f"; {', '.join(core.degraded)}" if core.degraded else ""
-            return f"{core.machine.state}: {counts['running']} running, {counts['waiting']} waiting{extra}"
+            return f"{core.shown_state}: {counts['running']} running, {counts['waiting']} waiting{extra}"
         share = f" {progress:.0%}" if 0 < progress < 1 else ""
         detail = stage or core.reason
-        return f"{core.machine.state}{f': {detail}' if detail else ''}{share}"
+        return f"{core.shown_state}{f': {detail}' if detail else ''}{share}"
 
     # ------------------------------------------------------------ state file
 

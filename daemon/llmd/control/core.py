@@ -16,7 +16,7 @@ import msgspec
 
 from llmd.control.channel import Channel
 from llmd.control.ledger import Ledger
-from llmd.control.machine import BEFORE_READY, RESUMABLE, Change, Machine
+from llmd.control.machine import BEFORE_READY, RESUMABLE, Change, Machine, State
 from llmd.control.snapshot import ProcessView, Snapshot
 from llmd.control.state_file import ControlState
 from llmd.control.supervisor_client import SupervisorClient
@@ -94,6 +94,16 @@ class Core:
     @property
     def detokenizer(self) -> Worker | None:
         return next(iter(self.ready_workers("detokenizer")), None)
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether tokens can become text: the engine and the detokenizer are there."""
+        return self.engine_up and self.detokenizer is not None
+
+    @property
+    def shown_state(self) -> State:
+        """The machine's state; `recovering` too while no frontend is there to answer, so that nobody reads `ready` where clients wait."""
+        return "recovering" if self.machine.state == "ready" and not self.ready_workers("frontend") else self.machine.state
 
     @property
     def stopping(self) -> bool:

@@ -48,13 +48,13 @@ class Lifecycle:
         if core.snapshot is not None and core.snapshot.stopping and not self._stop_begun:
             self._stop_begun = True
             core.spawn(self._stop(), "stop")
-        state, up = core.machine.state, core.engine_up
+        state, up = core.machine.state, core.can_generate
         if state in BEFORE_READY and not self._stop_begun:
             self._start()
         elif state == "recovering" and up:
             core.machine.fire("engine_back", f"epoch {core.epoch}")
         elif state in ("ready", "paused", "asleep") and not up:
-            core.machine.fire("engine_lost", self._why_engine_is_away())
+            core.machine.fire("engine_lost", self._why_away())
         self._redrain()
         self._look_for_stall()
         core.degraded = self._degraded()
@@ -109,13 +109,15 @@ class Lifecycle:
 
     # ------------------------------------------------------------ while it runs
 
-    def _why_engine_is_away(self) -> str:
+    def _why_away(self) -> str:
+        """Which process took the engine or the detokenizer away, and how."""
         core = self._core
+        names = [p.name for p in core.boot.processes if p.role in ("scheduler", "detokenizer")]
         if core.snapshot is not None:
             for view in core.snapshot.processes:
-                if view.role == "scheduler" and view.last_exit is not None and core.table.get(view.name) is None:
+                if view.name in names and view.last_exit is not None and core.table.get(view.name) is None:
                     return f"{view.name} {view.last_exit.text}"
-        away = [p.name for p in core.boot.processes if p.role == "scheduler" and not _is_ready(core.table.get(p.name))]
+        away = [name for name in names if not _is_ready(core.table.get(name))]
         return f"{', '.join(away)} restarts" if away else "the engine restarts"
 
     def _degraded(self) -> tuple[str, ...]:

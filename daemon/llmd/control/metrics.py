@@ -67,7 +67,7 @@ class Metrics:
             series("llmd_weights_info", (("version", escape(files.weights_version)),)): 1.0,
             "llmd_engine_epoch": float(core.epoch),
         }
-        facts.update({series("llmd_state", (("state", state),)): float(state == core.machine.state) for state in STATES})
+        facts.update({series("llmd_state", (("state", state),)): float(state == core.shown_state) for state in STATES})
         pages = _pages_total(core)
         if pages is not None:
             facts["llmd_kv_capacity_pages"] = float(pages)

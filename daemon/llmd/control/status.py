@@ -43,7 +43,7 @@ def status(core: Core, rates: Rates) -> dict[str, Any]:
     """`GET /v1/status`."""
     stage, progress = core.stage()
     return {
-        "state": core.machine.state,
+        "state": core.shown_state,
         "stage": stage,
         "progress": progress,
         "reason": core.reason,
