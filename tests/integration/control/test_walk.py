@@ -73,18 +73,24 @@ def test_a_dead_engine_is_recovering_until_its_next_epoch_is_ready(daemon: Stage
     assert "recovering: scheduler-0 killed by SIGKILL" in daemon.log.read_text()
 
 
-def test_a_missing_detokenizer_degrades_and_a_replaced_frontend_is_told_to_the_scheduler(daemon: Stage) -> None:
+def test_without_a_detokenizer_it_recovers_and_a_dead_frontend_is_told_to_the_scheduler(daemon: Stage) -> None:
     daemon.start_control()
     scheduler, detokenizer, frontend = daemon.to_ready()
     detokenizer.link.close()
     daemon.supervisor.died("detokenizer-0")
     wait_for(lambda: frontend.last and frontend.last.detokenizer_incarnation == 0, "publication")
-    assert daemon.status()["degraded"] == ["detokenizer-0 is away"]
+    status = daemon.status()
+    assert (status["state"], status["degraded"]) == ("recovering", ["detokenizer-0 is away"])
+    assert "detokenizer-0" in status["reason"]
     frontend.link.close()
     daemon.supervisor.died("frontend-0")
     gone = wait_for(lambda: [c for c in scheduler.commands if c.verb == "frontend_gone"], "frontend_gone")
     assert gone[0].params["frontend"] == 0
-    assert daemon.status()["state"] == "ready"
+    daemon.worker("detokenizer", pid=301, incarnation=2).link.ready()
+    status = wait_for(lambda: (now := daemon.status())["degraded"] == ["frontend-0 is away"] and now, "the detokenizer is back")
+    assert status["state"] == "recovering", "nobody answers"
+    daemon.worker("frontend", pid=302, incarnation=2).link.ready()
+    daemon.wait_state("ready")
 
 
 def test_a_hung_scheduler_is_killed_and_named() -> None:
