@@ -83,7 +83,8 @@ class TorchAttention:
         starts = np.cumsum(batch.extend_lens) - batch.extend_lens
         self._groups = []
         for requests in _by_length(np.flatnonzero(batch.extend_lens == 1), batch.seq_lens):
-            rows = torch.from_numpy(starts[requests]).to(self._device)
+            # All in one group and in order, as in a step that only decodes: nothing has to be moved.
+            rows = slice(None) if len(requests) == len(batch.input_ids) else torch.from_numpy(starts[requests]).to(self._device)
             self._groups.append(self._group(batch, requests, [self._tile(rows, batch.seq_lens[requests, None] - 1)]))
         for request in np.flatnonzero(batch.extend_lens > 1):
             start, end = int(starts[request]), int(starts[request] + batch.extend_lens[request])
