@@ -335,7 +335,7 @@ def test_shutdown_ends_what_runs_and_is_idempotent() -> None:
         ({"model_path": "dummy"}, "", "configuration", 78),
         ({"model_path": "/nowhere/at/all"}, "", "model files", 78),
         ({"model_path": "dummy", "tp_size": 2}, "", "configuration", 78),
-        ({"model_path": "dummy", "allow_failpoints": True}, "supervisor.bind=raise", "run directory", 70),
+        ({"model_path": "dummy", "allow_failpoints": True}, "supervisor.bind=raise", "port", 70),
         ({"model_path": "dummy", "allow_failpoints": True}, "supervisor.plan=kill", "plan", -9),
         ({"model_path": "dummy", "allow_failpoints": True}, "scheduler.start=exit(71)", None, 71),
         ({"model_path": "dummy", "allow_failpoints": True}, "control.start=exit(3)", None, 70),
