@@ -221,7 +221,8 @@ def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, s
             log.info("ready: %s (weights %s)", boot.served_name, boot.files.weights_version)
             return
         log.info("ready: %s serves %s (weights %s)", boot.http_url, boot.served_name, boot.files.weights_version)
-        _print(banner.text(boot), os_)
+        if boot.args.observability.log_format == "text" or os.isatty(1):
+            _print(banner.text(boot), os_)
 
     embedding = Embedding(
         boot.processes,
