@@ -20,9 +20,7 @@ CONTROL = Unit("control-0", "control", ("control-0",))
 UP = UnitState(up=True)
 
 
-def step(
-    unit: Unit, state: UnitState, mode: Mode, alive: set[str], *, history: tuple[float, ...] = (), now: float = 1000.0, owed: bool = False
-) -> Outcome:
+def step(unit: Unit, state: UnitState, mode: Mode, alive: set[str], *, history: tuple[float, ...] = (), now: float = 1000.0, owed: bool = False) -> Outcome:
     return policy.step(unit, state, history, BUDGET, World(mode, frozenset(alive), owed), now, lambda: 0.5)
 
 

@@ -46,7 +46,9 @@ def test_ipv6() -> None:
         assert listener.url == f"http://[::1]:{listener.port}"
 
 
-@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("10.0.0.1", "http://10.0.0.1:80"), ("box", "http://box:80")])
+@pytest.mark.parametrize(
+    ("host", "url"), [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("10.0.0.1", "http://10.0.0.1:80"), ("box", "http://box:80")]
+)
 def test_urls(host: str, url: str) -> None:
     assert sockets.url_of(host, 80) == url
 

@@ -1,0 +1,127 @@
+"""The start as it is told: to systemd, on a terminal, in lines; and stops and deadlines in the middle of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from llmd.config import ServerArgs
+from llmd.config.server_args import MemoryArgs, ModelArgs
+from llmd.errors import ConfigError
+from llmd.plan.spec import ModelFiles
+from llmd.supervisor import memory_plan
+from llmd.supervisor.core import Report
+from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
+from llmd.supervisor.logsink import LogSink
+from llmd.supervisor.notify import Notifier
+from llmd.supervisor.os_seam import Os
+from llmd.supervisor.starting import Starting, Steps, bar
+
+
+def test_a_start_that_gets_on_extends_systemds_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "n"))
+        receiver.setblocking(False)
+        notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "n")})
+        stages: list[str] = []
+        start = Starting(notifier, LogSink(Os(), None, os.open(os.devnull, os.O_WRONLY)), 600.0, stages.append)
+        start.at("pull")
+        with caplog.at_level("INFO"):
+            start.output("10 % of 94 MiB")
+        assert stages == ["pull"] and "10 % of 94 MiB" in caplog.text
+        words = [receiver.recv(200).decode() for _ in range(3)]
+        assert words == ["STATUS=starting: pull", "EXTEND_TIMEOUT_USEC=600000000", "STATUS=starting: 10 % of 94 MiB"], "at most one extension a second"
+        notifier.ready()
+        notifier.extend(600.0)
+        notifier.reloading(True)
+        notifier.reloading(True)
+        notifier.reloading(False)
+        notifier.stopping()
+        notifier.reloading(True)
+        words = [receiver.recv(200).decode() for _ in range(4)]
+        assert [word.partition("\n")[0] for word in words] == ["READY=1", "RELOADING=1", "READY=1", "STOPPING=1"]
+        with pytest.raises(BlockingIOError):
+            receiver.recv(200)
+
+
+def test_the_bar_stays_below_the_lines() -> None:
+    reader, writer = os.pipe()
+    sink = LogSink(Os(), None, writer, terminal=True)
+    Steps(sink).take(Report(state="loading", stage="scheduler-0: weights", status="loading: weights", progress=0.5))
+    sink.feed("a", b"a line\n")
+    sink.show("")
+    text = os.read(reader, 4096).decode()
+    os.close(reader)
+    os.close(writer)
+    drawn = "[##############--------------]  50% loading: weights"
+    assert text == f"\r\x1b[K{drawn}\r\x1b[Ka line\n{drawn}\r\x1b[K"
+    assert bar("x" * 300, 0.5, 80) == bar("x" * 300, 0.5, 80)[:80] and bar("", 0) == ""
+
+
+def test_without_a_terminal_each_stage_and_each_quarter_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Steps(LogSink(Os(), None))
+    with caplog.at_level("INFO"):
+        for done in range(101):
+            steps.take(Report(state="loading", stage=f"scheduler-0: weights, {done} of 100 MiB", status=f"loading {done}", progress=done / 100))
+    assert [r.getMessage() for r in caplog.records] == [f"loading {done}" for done in (0, 25, 50, 75, 100)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_raised_and_raised_again_if_it_gets_lost(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    def lose_it_once() -> None:
+        with interruptible():
+            with contextlib.suppress(Interrupted):  # as Python does with what is raised in a finalizer
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+            time.sleep(5)
+
+    with pytest.raises(Interrupted, match=number.name):
+        lose_it_once()
+    assert signal.getsignal(number) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_deadline_ends_whatever_waits() -> None:
+    began = time.monotonic()
+    with pytest.raises(Overdue), deadline(0.1):
+        time.sleep(5)
+    assert time.monotonic() - began < 2
+    with deadline(0.1):
+        pass
+    time.sleep(0.15)
+
+
+FACTS = {
+    "path": "", "name": "m", "small_dir": "", "weights_version": "v", "weights_bytes": 1, "context_length": 8192, "vocab_size": 10, "tokenizer_size": 10,
+    "eos_token_ids": (), "bos_token_id": None, "add_bos": False, "has_chat_template": False, "architecture": "llama", "quantization": "Q4_1",
+}  # fmt: skip
+
+
+def plan(memory: MemoryArgs = MemoryArgs(), *, parameters: int = 1000, kv_values: int = 100, dtype: str = "auto") -> memory_plan.MemoryPlan | None:  # noqa: B008
+    files = ModelFiles(kind="gguf", parameters=parameters, kv_values_per_token=kv_values, **FACTS)  # type: ignore[arg-type]
+    model = ModelArgs(device="cpu", context_length=8192, kv_cache_dtype="bfloat16", dtype=dtype)  # type: ignore[arg-type]
+    return memory_plan.plan_memory(ServerArgs(model=model, memory=memory), files)
+
+
+def test_the_kv_pool_is_planned_from_the_header() -> None:
+    found = plan()
+    assert found is not None and found.kv is not None
+    assert (found.kv_bytes_per_token, found.weights, found.kv.context_length) == (200, 4000, 8192)
+    assert plan(kv_values=0) is None
+
+
+def test_weights_that_do_not_fit_are_said_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"the weights of m take \d+ MiB in memory, \d+ MiB are free"):
+        plan(parameters=2**50)
+
+
+def test_a_pool_that_is_too_small_names_settings() -> None:
+    with pytest.raises(ConfigError, match=r"needs 8192 .*model\.context_length: 992, or memory\.max_total_tokens: 8192"):
+        plan(MemoryArgs(max_total_tokens=1000))
