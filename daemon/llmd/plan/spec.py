@@ -121,7 +121,16 @@ def make_plan(
         "HF_HUB_OFFLINE": "1",
         **(base_env or {}),
     }
-    engine_env = {**env, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
+    engine_env = {
+        **env,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # Threads without work look for some for about 50 us, then sleep: the frontends and the detokenizer need the cores too.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "3000",
+        # One order of additions whatever the number of rows and threads; see llmd.model.exact.
+        "MKL_CBWR": "AUTO,STRICT",
+    }
 
     def spec(role: Role, rank: int, group: Group, stop_order: int, title: str, **more: Any) -> ProcessSpec:
         argv = (sys.executable, "-m", "llmd.worker", role, "--boot", str(ports.boot), "--rank", str(rank))
