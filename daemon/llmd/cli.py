@@ -31,6 +31,7 @@ set_option = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=Tr
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="llmd %(version)s")
 def llmd() -> None:
     """An LLM server that an operator runs the way they run a database."""
 
@@ -66,11 +67,9 @@ def run(config_file: str | None, overrides: tuple[str, ...], model: str | None, 
 @click.option("--allow-failpoints", is_flag=True, hidden=True)
 def check(config_file: str | None, overrides: tuple[str, ...], show: bool, allow_failpoints: bool) -> int:
     """Check the configuration and the model's files; print the plan. Starts nothing."""
-    from llmd.config.check import check_args
-    from llmd.config.load import load_config
+    from llmd.config.check import load_checked
 
-    loaded = load_config(config_file, list(overrides), os.environ)
-    check_args(loaded.args, allow_failpoints=allow_failpoints)
+    loaded = load_checked(config_file, list(overrides), os.environ, allow_failpoints=allow_failpoints)
     if show:
         from llmd.config.show import render
 

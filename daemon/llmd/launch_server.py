@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 from llmd.cli import guarded
+from llmd.config.check import arg_faults
 from llmd.config.fields import FIELDS
 from llmd.config.load import Loaded
 from llmd.config.sglang import ALWAYS_ON, CONFIG, TABLE, complaint, flag_value, load
@@ -22,12 +24,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    loaded, allow_failpoints = read(argv)
+    loaded, allow_failpoints = read(argv, checked=True)
     return launch_server(loaded.args, allow_failpoints=allow_failpoints)
 
 
-def read(argv: list[str]) -> tuple[Loaded, bool]:
-    """The configuration that a command line means, and whether failpoints are allowed. Raises UsageError, ConfigError; SystemExit for --help."""
+def read(argv: list[str], *, checked: bool = False) -> tuple[Loaded, bool]:
+    """The configuration that a command line means, and whether failpoints are allowed; `checked`: also that it can be served.
+
+    Raises UsageError, ConfigError; SystemExit for --help.
+    """
     options, rest = _parser().parse_known_args(argv)
     faults = [f"{word.partition('=')[0]}: {complaint(word.partition('=')[0].lstrip('-'))}" for word in rest if word.startswith("--")]
     if rest and not faults:
@@ -35,7 +40,8 @@ def read(argv: list[str]) -> tuple[Loaded, bool]:
         faults = [f"unexpected argument: {rest[0]!r}"]
     if faults:
         raise UsageError("\n".join(faults), hint="python -m llmd.launch_server --help lists what there is; --set KEY=VALUE sets any key")
-    return load(options.flags or [], options.config, options.overrides), options.allow_failpoints
+    check = partial(arg_faults, allow_failpoints=options.allow_failpoints) if checked else None
+    return load(options.flags or [], options.config, options.overrides, check=check), options.allow_failpoints
 
 
 class _Take(argparse.Action):

@@ -6,11 +6,14 @@ A key that would have no effect is never accepted in silence: either its value d
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
 
 from llmd.config.fields import FIELDS, value_of
+from llmd.config.load import FlagValue, Loaded, load_config
 from llmd.config.server_args import ServerArgs
 from llmd.errors import ConfigError
 
@@ -62,6 +65,20 @@ NOT_YET: Final[dict[str, NotYet]] = {
 
 def check_args(args: ServerArgs, *, allow_failpoints: bool) -> None:
     """Raise ConfigError with every reason why these arguments cannot be served."""
+    faults = arg_faults(args, allow_failpoints=allow_failpoints)
+    if faults:
+        raise ConfigError([fault for _, fault in faults])
+
+
+def load_checked(
+    config_file: str | None, overrides: list[str], environ: Mapping[str, str], *, flags: tuple[FlagValue, ...] = (), allow_failpoints: bool
+) -> Loaded:
+    """`load_config`, and what `check_args` finds: all faults of both at once, each with the place where its value was written."""
+    return load_config(config_file, overrides, environ, flags=flags, check=partial(arg_faults, allow_failpoints=allow_failpoints))
+
+
+def arg_faults(args: ServerArgs, *, allow_failpoints: bool) -> list[tuple[str, str]]:
+    """(key, fault) of everything that cannot be served; each fault begins with its key."""
     faults = [fault for key in NOT_YET if (fault := _not_yet(args, key))]
     if not args.model.path:
         faults.append("model.path: empty, expected the name of a model or a path")
@@ -78,8 +95,7 @@ def check_args(args: ServerArgs, *, allow_failpoints: bool) -> None:
     for key in ("hang_timeout", "helper_timeout", "control_timeout"):
         if value_of(args, f"supervision.{key}") < 2 * args.supervision.heartbeat:
             faults.append(f"supervision.{key}: must be at least two heartbeats, or healthy processes are killed")
-    if faults:
-        raise ConfigError(faults)
+    return [(fault.partition(":")[0], fault) for fault in faults]
 
 
 def is_loopback(host: str) -> bool:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
 
 from llmd.config.fields import FIELDS, SECTIONS
+
+#: How alike a name must be to be the one that was meant: 0 to 1. More is asked of one in another section.
+CUTOFF: Final = 0.7
+FAR_CUTOFF: Final = 0.8
+_PREFIX: Final = "LLMD_"
 
 
 def unknown_key(section: str, name: str) -> tuple[str, str | None]:
@@ -21,12 +27,12 @@ def unknown_key(section: str, name: str) -> tuple[str, str | None]:
     if homes:
         places = " or ".join(f"{home.rpartition('.')[0]!r}" if "." in home else "the top level" for home in homes)
         return f"unknown {kind} {name!r} {here}: {plain!r} belongs under {places}", next((h for h in homes if h in SECTIONS), None)
-    close = get_close_matches(plain, siblings, 1, 0.6)
+    close = get_close_matches(plain, siblings, 1, CUTOFF)
     if close:
         key = _join(section, close[0])
         return f"unknown {kind} {name!r} {here}: did you mean {close[0]!r}?", key if key in SECTIONS else None
     leaves = {f.leaf: f.key for f in FIELDS.values()}
-    far = get_close_matches(plain, leaves, 1, 0.75)
+    far = get_close_matches(plain, leaves, 1, FAR_CUTOFF)
     if far:
         return f"unknown {kind} {name!r} {here}: did you mean {leaves[far[0]]!r}?", None
     return f"unknown {kind} {name!r} {here}: known are {', '.join(siblings)}", None
@@ -45,8 +51,9 @@ def unknown_path(key: str) -> str:
 
 def nearest_env(name: str, known: Iterable[str]) -> str:
     """`: did you mean ...?`, or nothing."""
-    close = get_close_matches(name, known, 1, 0.6)
-    return f": did you mean {close[0]}?" if close else " (a key is LLMD_SECTION__KEY, with two underscores)"
+    tails = {env.removeprefix(_PREFIX): env for env in known}
+    close = get_close_matches(name.removeprefix(_PREFIX), tails, 1, CUTOFF)
+    return f": did you mean {tails[close[0]]}?" if close else " (a key is LLMD_SECTION__KEY, with two underscores)"
 
 
 def _join(section: str, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +39,12 @@ class Loaded(Struct, frozen=True):
     """Dotted key -> `default`, `file PATH:LINE`, `environment NAME` or `flag NAME`."""
     config_file: str | None = None
     """The file that was read, absolute."""
+    places: dict[str, str] = {}
+    """Dotted key -> where its value was written, as faults name it; only of values that were written."""
+
+
+#: More faults that values have, each with its key; reported together with what the loader finds.
+Check = Callable[[ServerArgs], list[tuple[str, str]]]
 
 
 class FlagValue(Struct, frozen=True):
@@ -56,18 +62,27 @@ class _Values:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
+        self.places: dict[str, str] = {}
         self.faults: list[str] = []
+        self.hint = ""
 
     def take(self, key: str, node: Node, base: str, where: str, origin: str) -> None:
         try:
             self.values[key] = to_value(FIELDS[key], node, base)
-            self.origins[key] = origin
+            self.origins[key], self.places[key] = origin, where
         except ValueError as error:
-            self.faults.append(f"{where}: {error}")
+            self.faults.append(located(where, key, str(error)))
 
 
-def load_config(config_file: str | None, overrides: list[str], environ: Mapping[str, str], *, flags: tuple[FlagValue, ...] = ()) -> Loaded:
-    """Read all layers. `config_file` None: the one named by LLMD_CONFIG, if any. Raises ConfigError with every fault."""
+def located(where: str, key: str, fault: str) -> str:
+    """`WHERE: fault`; the key, with which `fault` begins, once."""
+    return f"{where}: {fault.removeprefix(f'{key}: ')}" if where.endswith(f" {key}") else f"{where}: {fault}"
+
+
+def load_config(
+    config_file: str | None, overrides: list[str], environ: Mapping[str, str], *, flags: tuple[FlagValue, ...] = (), check: Check | None = None
+) -> Loaded:
+    """Read all layers. `config_file` None: the one named by LLMD_CONFIG, if any. Raises ConfigError with every fault, those that `check` finds too."""
     found = _Values()
     name = config_file or environ.get(ENV_CONFIG) or None
     if name is not None:
@@ -77,11 +92,13 @@ def load_config(config_file: str | None, overrides: list[str], environ: Mapping[
         _from_override(found, override)
     for flag in flags:
         _from_text(found, flag.key, flag.text, flag.name, f"flag {flag.name}")
+    args = msgspec.convert(nest(found.values), ServerArgs)  # of the values that are right, so that all faults of all are told at once
+    for key, fault in check(args) if check is not None else ():
+        found.faults.append(located(found.places[key], key, fault) if key in found.places else fault)
     if found.faults:
-        raise ConfigError(found.faults, hint="every key is described in docs/configuration.md; `llmd check -c FILE` checks without starting")
-    args = msgspec.convert(nest(found.values), ServerArgs)
+        raise ConfigError(found.faults, hint=found.hint or "every key is described in docs/configuration.md; `llmd check -c FILE` checks without starting")
     origins = {key: found.origins.get(key, "default") for key in FIELDS}
-    return Loaded(args, origins, os.path.abspath(name) if name else None)
+    return Loaded(args, origins, os.path.abspath(name) if name else None, found.places)
 
 
 def _from_file(found: _Values, file: str) -> None:
@@ -89,6 +106,8 @@ def _from_file(found: _Values, file: str) -> None:
         root = yaml_file.compose(yaml_file.read(file), file)
     except Fault as fault:
         found.faults.append(str(fault))
+        if not os.path.exists(file):
+            found.hint = "every key has a default, so llmd also runs without a file; etc/llmd/llmd.yaml of the sources is one to copy"
         return
     if root is not None:
         _section(found, root, "", file, os.path.dirname(os.path.abspath(file)))
@@ -144,7 +163,8 @@ def _from_override(found: _Values, override: str) -> None:
     key = key.strip()
     where = f"--set {key}"
     if not equals:
-        found.faults.append(f"{where}: expected key=value")
+        known = "" if key in FIELDS else f"; {unknown_path(key)}" if key else ""
+        found.faults.append(f"{where}: expected KEY=VALUE, like --set {key if key in FIELDS else 'http.port'}=...{known}")
     elif key in FIELDS:
         _from_text(found, key, text, where, "flag --set")
     elif key in SECTIONS:

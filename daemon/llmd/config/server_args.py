@@ -52,7 +52,7 @@ class ModelArgs(_Section, frozen=True):
     verify_weights: Annotated[bool, doc("Read every tensor at start and refuse NaN and Inf.", reload="engine")] = False
     tokenizer_path: Annotated[str | None, doc("tokenizer.json or its directory, in place of the model's own.", reload="engine", path=True)] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], doc("auto takes a CUDA GPU where there is one.", reload="engine")] = "auto"
-    threads: Annotated[Positive | Literal["auto"], doc("Compute threads of one scheduler rank on a CPU.", reload="engine")] = "auto"
+    threads: Annotated[Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"], doc("Compute threads of one scheduler rank on a CPU.", reload="engine")] = "auto"
     pooling: Annotated[Literal["auto", "last", "mean", "cls"], doc("How embeddings are pooled.", reload="engine")] = "auto"
 
 
@@ -74,10 +74,17 @@ class MemoryArgs(_Section, frozen=True):
     """How much memory the KV cache takes."""
 
     mem_fraction_static: Annotated[
-        float | Literal["auto"], doc("Share of free memory for weights and KV cache on a GPU; auto on a CPU follows max_running_requests.", reload="engine")
+        float | Literal["auto"],
+        doc(
+            "Share of the free memory, of the GPU or of the host, that weights and KV cache may take together. auto: 0.88 on a GPU; on a CPU the KV cache "
+            "follows max_running_requests.",
+            reload="engine",
+        ),
     ] = "auto"
     page_size: Annotated[int, doc("Tokens in one KV page.", reload="engine", ge=1, le=1024)] = 16
-    max_running_requests: Annotated[Positive | Literal["auto"], doc("Requests in one batch at most; auto: 64.", reload="engine")] = "auto"
+    max_running_requests: Annotated[Annotated[int, Meta(ge=1, le=4096)] | Literal["auto"], doc("Requests in one batch at most; auto: 64.", reload="engine")] = (
+        "auto"
+    )
     max_total_tokens: Annotated[Positive | None, doc("Size of the KV pool in tokens; null: computed from free memory.", reload="engine")] = None
     clamp_context: Annotated[bool, doc("Shorten the context to what the KV pool holds instead of refusing to start.", reload="engine")] = False
 
@@ -126,7 +133,9 @@ class SchedulerArgs(_Section, frozen=True):
 class HttpArgs(_Section, frozen=True):
     """The data plane."""
 
-    host: Annotated[str, doc("Address to listen on; other than loopback needs a key.")] = "127.0.0.1"
+    host: Annotated[
+        str, doc("Address to listen on; other than loopback is refused unless `http.allow_unauthenticated`, because there are no API keys yet.")
+    ] = "127.0.0.1"
     port: Annotated[int, doc("TCP port; 0 takes a free one.", ge=0, le=65535)] = 8000
     workers: Annotated[int, doc("Frontend processes on the one socket.", ge=1, le=64)] = 1
     backlog: Annotated[int, doc("Connections that may wait to be accepted.", ge=1)] = 2048

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from llmd.config.load import FlagValue, Loaded, load_config
+from llmd.config.load import Check, FlagValue, Loaded, load_config
 from llmd.config.sglang_names import UNSUPPORTED
 from llmd.errors import UsageError
 
@@ -123,9 +123,16 @@ def flag_value(spelling: str, name: str, value: Any) -> FlagValue | None:
     return FlagValue(spelling, flag.key, flag.words.get(text, text) + (flag.unit if _is_number(text) else ""))
 
 
-def load(flags: Iterable[FlagValue], config_file: str | None, overrides: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
+def load(
+    flags: Iterable[FlagValue],
+    config_file: str | None,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    *,
+    check: Check | None = None,
+) -> Loaded:
     """The configuration with these flags over everything else. Raises ConfigError with every fault."""
-    return load_config(config_file, list(overrides), environ, flags=tuple(flags))
+    return load_config(config_file, list(overrides), environ, flags=tuple(flags), check=check)
 
 
 def load_kwargs(kwargs: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Loaded:

@@ -62,7 +62,10 @@ def model_dir(name: str, cache_dir: Path) -> Path:
 def find(name: str) -> Embedded:
     """The catalog's entry; ConfigError lists what there is."""
     if name not in CATALOG:
-        raise ConfigError(f"no model called {name!r} can be pulled; there are: {', '.join(CATALOG)}")
+        raise ConfigError(
+            f"model.path: {name!r} is not the name of a model that llmd knows ({', '.join(CATALOG)}), nor a file or directory here; "
+            "it takes a GGUF file or a directory with config.json and safetensors, and `llmd pull hf:OWNER/NAME` fetches one"
+        )
     return CATALOG[name]
 
 

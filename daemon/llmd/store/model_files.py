@@ -107,7 +107,10 @@ def _find(path: str, cache_dir: Path) -> _Found:
     if location.is_dir():
         return _directory(location)
     if not location.exists():
-        raise ConfigError(f"model.path: {path}: no such file or directory, and not the name of an embedded model ({', '.join(catalog.CATALOG)})")
+        raise ConfigError(
+            f"model.path: {path}: no such file or directory, and not the name of an embedded model ({', '.join(catalog.CATALOG)}); "
+            "it takes a GGUF file or a directory with config.json and safetensors, and `llmd pull hf:OWNER/NAME` fetches one"
+        )
     return _gguf(location.absolute(), location.name.removesuffix(".gguf"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmd.config.check import NOT_YET, check_args, is_loopback
+from llmd.config.check import NOT_YET, check_args, is_loopback, load_checked
 from llmd.config.fields import FIELDS, Field, value_of
 from llmd.config.load import load_config
 from llmd.errors import ConfigError
@@ -97,3 +97,35 @@ def test_timeouts_shorter_than_two_heartbeats_are_refused() -> None:
 
 def test_waits_that_shrink_are_refused() -> None:
     assert "backoff" in refusals("supervision.restart.backoff=[5s, 1s, 30s]")[0]
+
+
+def test_faults_of_the_file_and_of_what_it_asks_for_come_together_each_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "llmd.yaml"
+    file.write_text("http:\n  host: 0.0.0.0\n  prot: 1\nparallel: {tp: 2}\nmemory: {max_running_requests: 100000}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_checked(str(file), ["parallel.pp=2"], {"LLMD_PARALLEL__DP": "2"}, allow_failpoints=False)
+    begins = [
+        "llmd.yaml:3:3: unknown key 'prot'",
+        "llmd.yaml:5:32: memory.max_running_requests: expected a whole number >= 1 and <= 4096",
+        "llmd.yaml:4:16: parallel.tp: 2 needs",
+        "--set parallel.pp: 2 needs",
+        "environment LLMD_PARALLEL__DP: parallel.dp: 2 needs",
+        "llmd.yaml:2:9: http.host: '0.0.0.0' is not loopback",
+    ]
+    found = [fault.replace(f"{tmp_path}/", "") for fault in caught.value.faults]
+    assert len(found) == len(begins)
+    assert all(fault.startswith(begin) for fault, begin in zip(found, begins, strict=True)), found
+
+
+@pytest.mark.parametrize(("override", "guess"), [("memory.banana=1", None), ("lock.x=1", None), ("http.prt=1", "port"), ("modle.path=x", "model")])
+def test_only_a_name_that_is_near_is_guessed(override: str, guess: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override], {})
+    (fault,) = caught.value.faults
+    assert (f"did you mean '{guess}'" in fault) if guess else ("did you mean" not in fault and "known are" in fault)
+
+
+def test_a_file_that_is_not_there_has_a_hint() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("/nonexistent/llmd.yaml", [], {})
+    assert "etc/llmd/llmd.yaml" in caught.value.hint

@@ -110,7 +110,7 @@ def test_all_faults_at_once_each_with_its_place(tmp_path: Path) -> None:
         "llmd.yaml:11:1: unknown key or section 'port' at the top level: 'port' belongs under 'http'",
         "llmd.yaml:12:12: scheduler is a section, expected keys below it, got 7",
         "environment LLMD_HTTP_PORT: unknown variable: did you mean LLMD_HTTP__PORT?",
-        "--set http.port: http.port: expected a whole number >= 0 and <= 65535, got 'x'",
+        "--set http.port: expected a whole number >= 0 and <= 65535, got 'x'",
     ]
 
 
@@ -125,7 +125,7 @@ def test_all_faults_at_once_each_with_its_place(tmp_path: Path) -> None:
         ("http: {host: [a]}", "llmd.yaml:1:14: http.host: expected text, got a list"),
         ("http: {strict: yes}", "llmd.yaml:1:16: http.strict: expected true or false, got yes (write true or false)"),
         ("model: {dtype: fp16}", "llmd.yaml:1:16: model.dtype: expected one of auto, bfloat16, float16, float32, got 'fp16'"),
-        ("model: {threads: 0}", "llmd.yaml:1:18: model.threads: expected a whole number >= 1, or auto, got 0"),
+        ("model: {threads: 0}", "llmd.yaml:1:18: model.threads: expected a whole number >= 1 and <= 1024, or auto, got 0"),
         (
             "http: {max_body: 8M}",
             "llmd.yaml:1:18: http.max_body: expected a size like 8MiB, at least 1KiB, got '8M' (unknown unit 'M': use B, KiB, MiB, GiB, TiB, kB, MB, GB or TB)",
@@ -169,7 +169,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("http.port", "--set http.port: expected key=value"),
+        ("http.port", "--set http.port: expected KEY=VALUE, like --set http.port=..."),
+        (
+            "http.prot",
+            "--set http.prot: expected KEY=VALUE, like --set http.port=...; unknown key 'prot' in section 'http': did you mean 'port'?",
+        ),
         ("http=1", "--set http: http is a section, set its keys one by one"),
         ("http.prot=1", "--set http.prot: unknown key 'prot' in section 'http': did you mean 'port'?"),
         ("htpp.port=1", "--set htpp.port: unknown key or section 'htpp' at the top level: did you mean 'http'?"),
