@@ -7,10 +7,12 @@ A role's imports happen only here, so a frontend never pays for torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import importlib
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -42,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
     _check_parent()
+    _raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     boot = Boot.load(options.boot.read_bytes())
     context = WorkerContext(
@@ -81,6 +84,14 @@ def _check_parent() -> None:
     parent = os.environ.get(ENV_PARENT)
     if parent and os.getppid() != int(parent):
         os._exit(EXIT_GAVE_UP)
+
+
+def _raise_file_limit() -> None:
+    """As many descriptors as the hard limit allows: each client's connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _name_process(context: WorkerContext) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.daemon import Daemon, wait_for
@@ -152,3 +154,30 @@ def test_status_tells_what_the_contract_says(daemon: Daemon, tmp_path: Path) -> 
     assert status["state"] == "ready" and status["epoch"] == 1 and status["failpoints"] is True
     process_keys = {"role", "rank", "pid", "state", "restarts", "uptime_s", "heartbeat_age_s", "rss_bytes", "last_exit"}
     assert all(process_keys <= set(p) for p in status["processes"])
+
+
+@pytest.mark.parametrize("text", ["x", " ", "hello world ", "世"])
+def test_a_prompt_of_megabytes_costs_nobody_else_anything(daemon: Daemon, text: str) -> None:
+    pid = daemon.pid("frontend")
+    for path, body in (
+        ("/v1/completions", {"prompt": text * (4_000_000 // len(text.encode()))}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text * (4_000_000 // len(text.encode()))}]}),
+    ):
+        answer = httpx.post(daemon.url + path, json=body, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert daemon.pid("frontend") == pid
+
+
+def test_more_connections_than_descriptors_are_no_hang(tmp_path: Path) -> None:
+    config = DUMMY | {"supervision": {"helper_timeout": "1s"}}
+    with Daemon(tmp_path, config=config, failpoints="").start() as small:
+        pid = small.pid("frontend")
+        psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE, (100, 100))
+        idle = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(150)]
+        time.sleep(3)
+        for connection in idle:
+            connection.close()
+        wait_for("an answer", lambda: small.status_code("/livez") == 200, 10)
+        assert small.pid("frontend") == pid
+        assert small.stop() == 0

@@ -75,8 +75,9 @@ class TokenizerManager:
         """Requests can be tokenized from now on."""
         self._tokenizer, self.template = tokenizer, template
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
+        """Token ids of a text; one that cannot fit into the context whatever its tokens are is refused before it costs anything."""
+        self._check_length(text, param)
         if len(text) <= INLINE_TEXT:
             return self.tokenizer.encode(text, add_special_tokens)
         return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens))
@@ -87,9 +88,21 @@ class TokenizerManager:
         def encode() -> list[list[int]]:
             return [self.tokenizer.encode(p, True) if isinstance(p, str) else p for p in prompts]
 
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check_length(prompt, "prompt")
         if sum(len(p) for p in prompts) <= INLINE_TEXT:
             return encode()
         return await self._off_loop(encode)
+
+    def _check_length(self, text: str, param: str) -> None:
+        context, least = self._view.context_length, self.tokenizer.least_tokens(text)
+        if least > context:
+            raise RequestError(
+                f"this model's context is {context} tokens for prompt and output, the request has at least {least} prompt tokens; shorten the prompt",
+                code="context_length_exceeded",
+                param=param,
+            )
 
     async def render(self, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> str:
         """The chat template's text. Raises RequestError with the template's own sentence, or `no_chat_template`."""

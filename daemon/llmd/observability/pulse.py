@@ -33,9 +33,13 @@ class Pulse:
         self._since = time.monotonic()
         self.steps += 1
 
+    def forgive(self, seconds: float) -> None:
+        """The whole process stood still for so long (a frozen group, a paused machine): no step is to blame for that."""
+        self._since += seconds
+
     @property
     def step_age_s(self) -> float:
         """Seconds in the current step, 0 when idle."""
         if self.phase == "idle" and not self._always:
             return 0.0
-        return time.monotonic() - self._since
+        return max(0.0, time.monotonic() - self._since)

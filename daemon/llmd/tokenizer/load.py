@@ -5,18 +5,23 @@ Decoding goes through the same byte table as streaming (llmd.tokenizer.token_byt
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
+import tokenizers.models
 
 from llmd.errors import ConfigError
 from llmd.tokenizer.facts import TokenFacts
 from llmd.tokenizer.token_bytes import TokenBytes
 
+#: A normalizer may join characters into shorter ones: by this factor at most, whatever Unicode form it makes.
+_NORMALIZER_SHRINKS = 4
+
 
 class Tokenizer:
-    """Immutable and safe to use from several threads at once (the library releases the GIL while it encodes)."""
+    """Immutable and safe to use from several threads at once."""
 
     def __init__(self, inner: tokenizers.Tokenizer, facts: TokenFacts) -> None:
         self._inner = inner
@@ -25,6 +30,7 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(id for id, token in added.items() if token.special)
         self.size: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         """Ids run from 0 to size - 1; what a padded embedding has beyond them means nothing."""
+        self._bytes_per_token = _most_bytes_per_token(inner)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -41,7 +47,12 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Ids of `text`; special tokens written out in it become their ids. Lone surrogates count as U+FFFD."""
-        return self._inner.encode(_well_formed(text), add_special_tokens=add_special_tokens).ids
+        # The library holds the GIL in `encode`, for seconds with a long text; in `encode_batch_fast` it does not.
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than this can `text` become, special tokens apart; costs no tokenizing. 0 where nothing can be said."""
+        return math.ceil(len(text) / self._bytes_per_token)
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         """`encode` of each text."""
@@ -56,6 +67,15 @@ class Tokenizer:
     def token_text(self, id: int) -> str:
         """Text of one id on its own, special tokens included."""
         return self.token_bytes.raw(id).decode("utf-8", "replace")
+
+
+def _most_bytes_per_token(inner: tokenizers.Tokenizer) -> float:
+    """Bytes of text that one token can stand for at most; infinite where an unknown token can swallow any number of them."""
+    model = inner.model
+    if not isinstance(model, tokenizers.models.BPE) or (model.fuse_unk and not model.byte_fallback):
+        return math.inf
+    longest = max((len(token.encode("utf-8", "replace")) for token in inner.get_vocab(with_added_tokens=True)), default=1)
+    return longest * (1 if inner.normalizer is None else _NORMALIZER_SHRINKS)
 
 
 def load_tokenizer(small_dir: Path) -> Tokenizer:

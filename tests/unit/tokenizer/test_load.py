@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import tokenizers
+import tokenizers.models
 
 from llmd.errors import ConfigError
 from llmd.tokenizer.load import load_tokenizer
@@ -43,3 +47,36 @@ def test_missing_or_broken_file_is_a_config_error_with_its_path(tmp_path: Path, 
 def test_broken_config_is_a_config_error_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json: "):
         load_tokenizer(small_dir(tmp_path, "{"))
+
+
+def test_the_least_number_of_tokens_is_never_too_many(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "aa": 1, "aaaa": 2}, [("a", "a"), ("aa", "aa")]))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    for length in range(40):
+        assert tokenizer.least_tokens("a" * length) <= len(tokenizer.encode("a" * length, False))
+    assert tokenizer.least_tokens("a" * 4000) == 1000
+
+
+def test_where_unknown_text_can_be_one_token_nothing_is_said(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "?": 1}, [], unk_token="?", fuse_unk=True))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).least_tokens("b" * 1000) == 0
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tmp_path: Path) -> None:
+    vocabulary = {chr(c): c - 97 for c in range(97, 123)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    text = "abcdefghijklmnopqrstuvwxyz" * 40_000
+    worker = threading.Thread(target=tokenizer.encode, args=(text, False))
+    worker.start()
+    gaps, last = [0.0], time.monotonic()
+    while worker.is_alive():
+        time.sleep(0.001)
+        now = time.monotonic()
+        gaps.append(now - last)
+        last = now
+    assert len(gaps) > 10, "the text is long enough to notice"
+    assert max(gaps) < sum(gaps) / 2, "the encoder gives way to others"

@@ -47,7 +47,7 @@ class ChatCompletions(Endpoint):
         kwargs = _template_arguments(fields)
         fields.finish(strict=self.boot.args.http.strict)
         text = await self.manager.render(messages, kwargs)
-        ids = await self.manager.encode(text, add_special_tokens=False)
+        ids = await self.manager.encode(text, add_special_tokens=False, param="messages")
         if not ids:
             raise fault("messages", "the chat template makes no prompt of these")
         budget = token_budget(params, len(ids), context=self.view.context_length, kv=self.view.kv_capacity, param="messages")

@@ -40,7 +40,7 @@ class Completions(Endpoint):
         specs: list[ChoiceSpec] = []
         encoded: list[list[int]] = []
         for path, prompt in prompts:
-            ids = prompt if isinstance(prompt, list) else await self.manager.encode(prompt, add_special_tokens=True)
+            ids = prompt if isinstance(prompt, list) else await self.manager.encode(prompt, add_special_tokens=True, param=path)
             if not ids:
                 raise fault(path, "is empty")
             encoded.append(ids)

@@ -1,0 +1,95 @@
+"""A worker's heartbeats go on whatever its process runs out of, and a frozen process does not come back looking hung."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from llmd.wire.codec import Decoder
+from llmd.wire.messages import ControlInput, Heartbeat
+
+WORKER = """
+import sys, os, resource, time
+from llmd.observability.pulse import Pulse
+from llmd.wire.link import WorkerLink, hello
+from llmd.wire.messages import Totals
+pulse = Pulse(always=True)
+link = WorkerLink(sys.argv[1], hello("frontend", 0, 1, 1), heartbeat=0.1, pulse=pulse, totals=Totals, on_message=print)
+link.start()
+link.ready()
+time.sleep(0.3)
+held = []
+if sys.argv[2] == "full":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+print("at work", flush=True)
+while True:
+    pulse.beat()
+    time.sleep(0.05)
+"""
+
+
+class Peer:
+    """Control's end, and one worker process."""
+
+    def __init__(self, directory: Path, mode: str) -> None:
+        endpoint = f"ipc://{directory}/control"
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.bind(endpoint)
+        self.decoder: Decoder[object] = Decoder(ControlInput)
+        self.process = subprocess.Popen([sys.executable, "-c", WORKER, endpoint, mode], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"at work\n"
+
+    def beats(self, seconds: float) -> list[Heartbeat]:
+        """Heartbeats that come within `seconds` from now; older ones are thrown away."""
+        while self.socket.poll(0):
+            self.socket.recv_multipart()
+        until, found = time.monotonic() + seconds, []
+        while (left := until - time.monotonic()) > 0:
+            if self.socket.poll(int(left * 1000) + 1):
+                message = self.decoder.decode(self.socket.recv_multipart()[-1])
+                found += [message] if isinstance(message, Heartbeat) else []
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.socket.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture(params=["plain", "full"])
+def peer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Peer]:
+    made = Peer(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+def test_heartbeats_need_no_descriptor(peer: Peer) -> None:
+    beats = peer.beats(1.0)
+    assert len(beats) >= 3
+    assert beats[-1].rss_bytes > 2**20
+    assert beats[-1].rss_bytes % resource.getpagesize() == 0
+
+
+def test_a_frozen_process_is_not_to_blame_for_it(peer: Peer) -> None:
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    time.sleep(2.0)
+    os.kill(peer.process.pid, signal.SIGCONT)
+    beats = peer.beats(0.5)
+    assert beats and max(beat.step_age_s for beat in beats) < 1.5
