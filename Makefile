@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# All time bounds of tests are stretched by this factor: they catch hangs, and a machine may be slow.
+export LLMD_TEST_SLOWNESS ?= 3
 
 .PHONY: help setup run test check format docs bench soak clean
 
