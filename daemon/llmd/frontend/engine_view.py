@@ -6,7 +6,9 @@ Answers in O(1) whether a request may come in, and if not, with which error; and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from llmd.errors import RequestError
@@ -27,6 +29,7 @@ class EngineView:
         self._settled = asyncio.Event()
         self._drain_command = False
         self._restarted = restarted
+        self._arriving: set[asyncio.Timeout] = set()
         self.prepared = False
         self.shutting_down = False
 
@@ -54,6 +57,28 @@ class EngineView:
     def resume(self) -> None:
         """End a drain."""
         self._drain_command = False
+
+    def shut_down(self) -> None:
+        """The end has come: nothing is taken any more, and requests that are still being received end with `shutting_down`."""
+        self.shutting_down = True
+        now = asyncio.get_running_loop().time()
+        for patience in self._arriving:
+            patience.reschedule(now)
+
+    @contextlib.asynccontextmanager
+    async def arriving(self) -> AsyncIterator[None]:
+        """Encloses the receipt of a request's body. Raises RequestError `shutting_down` in there when the end comes first."""
+        if self.shutting_down:
+            raise shutting_down()
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._arriving.add(patience)
+                try:
+                    yield
+                finally:
+                    self._arriving.discard(patience)
+        except TimeoutError:
+            raise shutting_down() from None
 
     async def settled(self) -> None:
         """A frontend that was restarted beside a running daemon waits a moment for its first picture and its tokenizer instead of refusing."""
@@ -96,16 +121,16 @@ class EngineView:
     def epoch(self) -> int:
         return self.life[0]
 
-    def refusal(self) -> RequestError | None:
-        """Why no request may come in now, or None."""
+    def refusal(self, *, admitted: bool = False) -> RequestError | None:
+        """Why no request may come in now, or None. `admitted`: it was let in before a drain began, which waits for it."""
         state = self.state
         if self.shutting_down:
             return shutting_down()
-        if state in _DRAINING:
+        if state in _DRAINING and not admitted:
             return RequestError("the server is draining and takes no new requests", code="draining")
         if state in _LOADING or not self.prepared:
             return RequestError(f"the model is not loaded yet ({self.stage or state})", code="loading")
-        if state != "ready" or not self.engine_up:
+        if state not in ("ready", *_DRAINING) or not self.engine_up:
             return engine_unavailable()
         return None
 

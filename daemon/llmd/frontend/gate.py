@@ -4,15 +4,18 @@ our own logged under the request's id, the outcome counted, the access log writt
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from llmd.errors import RequestError
-from llmd.frontend.exchange import KEY, Exchange, Receive, Scope, Send, outcome_of
+from llmd.frontend.engine_view import shutting_down
+from llmd.frontend.exchange import KEY, TRANSPORT, Exchange, Receive, Scope, Send, outcome_of
 from llmd.frontend.limits import MAX_REQUEST_ID
 from llmd.frontend.replies import reply_error
 from llmd.frontend.runtime import Runtime
+from llmd.frontend.server import frame_by_close
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *self._headers(exchange)]
             elif not message.get("more_body"):
                 complete = True
+            frame_by_close(scope, message)
             await send(message)
 
         try:
@@ -48,6 +52,14 @@ class Gate:
         except RequestError as error:
             exchange.settle(outcome_of(error))
             await reply_error(passing, error)
+        except asyncio.CancelledError:
+            # The server ends and waits no longer. Whoever has got no answer yet gets one; a begun answer is cut, not completed.
+            exchange.settle(outcome_of(shutting_down()))
+            if exchange.status == 0:
+                await reply_error(passing, shutting_down())
+            elif not complete:
+                scope[TRANSPORT].transport.abort()
+                await asyncio.sleep(0)
         except Exception:
             log.exception("a request failed", extra={"request_id": exchange.request_id, "rid": exchange.rid})
             exchange.settle("error")

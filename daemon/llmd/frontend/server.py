@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, MutableMapping
+from http import HTTPStatus
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -20,10 +22,19 @@ MAX_HEADER_BYTES = 64 * 1024
 HEADERS_S = 30.0
 #: Send buffer of a connection: small, so that the kernel does not hide a client that has stopped reading.
 SEND_BUFFER = 128 * 1024
+#: Seconds that a client which has ended its half of the connection gets to take an answer that is nearly there. A client that has
+#: hung up looks the same until something is written to it, and must not go on costing tokens.
+HALF_CLOSED_S = 0.5
+#: Key in the ASGI scope of the response cycle of an HTTP/1.0 request, whose client knows no chunks.
+_UNCHUNKED: Final = "llmd.unchunked"
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
+
+    _half_closed: asyncio.TimerHandle | None = None
+    _refusal: RequestError | None = None
+    """What is wrong with the bytes received, where it is not just that they are no request."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -35,7 +46,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._header_timer.cancel()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more: closed at once, unless an answer to a whole request is due."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return None
+        self._half_closed = self.loop.call_later(HALF_CLOSED_S, self.timeout_keep_alive_handler)
+        return True
 
     def _expect_headers(self) -> None:
         """A connection that does not send the headers of a request in time is closed."""
@@ -44,6 +64,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._header_timer.cancel()
         super().on_headers_complete()
+        if self.scope["http_version"] in ("1.0", "0.9"):
+            self.scope[_UNCHUNKED] = self.cycle  # type: ignore[typeddict-unknown-key]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -55,14 +77,30 @@ class HttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES:
+            self._refusal = RequestError(f"the headers are larger than the limit of {MAX_HEADER_BYTES} bytes", status=431)
             raise ValueError("headers too large")
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        body = error_body(RequestError("the bytes received are not an HTTP request that this server takes"))
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        error = self._refusal or RequestError("the bytes received are not an HTTP request that this server takes")
+        body, status = error_body(error), b"%d %b" % (error.status, HTTPStatus(error.status).phrase.encode())
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(body))
         self.transport.write(head + body)
         self.transport.close()
+
+
+def frame_by_close(scope: MutableMapping[str, Any], message: MutableMapping[str, Any]) -> None:
+    """Before a message is sent to an HTTP/1.0 client: a body of unknown length ends with the connection, without chunks."""
+    cycle = scope.get(_UNCHUNKED)
+    if cycle is None:
+        return
+    if message["type"] == "http.response.start":
+        if any(name == b"content-length" for name, _ in message["headers"]):
+            del scope[_UNCHUNKED]
+        else:
+            cycle.chunked_encoding = False
+    else:
+        cycle.expected_content_length = len(message.get("body", b""))
 
 
 class FrontendServer(uvicorn.Server):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ import pytest
 
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.app import create_app
+from llmd.frontend.commands import farewell
 from llmd.frontend.engine_view import EngineView
 from llmd.frontend.exchange import TRANSPORT
+from llmd.frontend.gate import Gate
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.server import FrontendServer, uvicorn_config
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.totals import Meter
 
-from .test_state import BOOT
+from .test_state import BOOT, view
 
 
 class NoPort:
@@ -137,4 +139,102 @@ async def test_a_body_that_stops_coming_is_not_waited_for(monkeypatch: pytest.Mo
         answer = await asyncio.wait_for(reader.read(), 3)
         assert answer.startswith(b"HTTP/1.1 408 ")
         writer.close()
+    runtime.manager.executor.shutdown()
+
+
+async def spoken(url: str, said: bytes, *, eof: bool = False, within: float = 3) -> bytes:
+    """All that comes back on a connection on which `said` was said."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    writer.write(said)
+    if eof:
+        writer.write_eof()
+    try:
+        return await asyncio.wait_for(reader.read(), within)
+    finally:
+        writer.close()
+
+
+async def until(over: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if over():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it does not come")
+
+
+PARTIAL = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+
+
+async def test_a_request_whose_body_arrives_is_waited_for_by_a_drain_and_told_of_the_end(tmp_path: Path) -> None:
+    runtime = make_runtime(tmp_path)
+    async with served(create_app(runtime, nothing())) as url:
+        answer = asyncio.create_task(spoken(url, PARTIAL))
+        await until(lambda: runtime.manager.inflight == 1)
+        runtime.view.drain()
+        late = asyncio.create_task(spoken(url, PARTIAL))
+        await asyncio.sleep(0.05)
+        assert runtime.manager.inflight == 1, "a drain does not wait for what comes during it"
+        assert await farewell(runtime) == 0
+        for said in (await answer, await late):
+            head, _, body = said.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 5" in head
+            assert json.loads(body)["error"]["code"] == "shutting_down"
+    runtime.manager.executor.shutdown()
+
+
+def test_a_drain_lets_what_it_found_arriving_in() -> None:
+    found = view(state="draining")
+    assert found.refusal(admitted=True) is None
+    assert found.refusal() is not None
+    assert view(state="draining", engine_up=False).refusal(admitted=True) is not None
+
+
+async def test_a_request_that_the_end_of_the_server_cancels_gets_the_envelope(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = make_runtime(tmp_path)
+    async with served(create_app(runtime, nothing())) as url:
+        answer = asyncio.create_task(spoken(url, PARTIAL, within=5))
+        await asyncio.sleep(0.1)
+    head, _, body = (await answer).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(body)["error"]["code"] == "shutting_down"
+    assert not [r for r in caplog.records if r.exc_info]
+    runtime.manager.executor.shutdown()
+
+
+async def test_an_http_1_0_client_gets_no_chunks(tmp_path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two", "more_body": False})
+
+    runtime = make_runtime(tmp_path)
+    async with served(Gate(app, runtime)) as url:
+        head, _, body = (await spoken(url, b"GET / HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+        assert body == b"one two"
+        assert b"transfer-encoding" not in head.lower()
+    async with served(create_app(runtime, nothing())) as url:
+        head, _, body = (await spoken(url, b"GET /v1/models HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+        assert b"content-length: %d\r\n" % len(body) in head
+    runtime.manager.executor.shutdown()
+
+
+async def test_a_half_closed_client_gets_its_answer(tmp_path: Path) -> None:
+    runtime = make_runtime(tmp_path)
+    async with served(create_app(runtime, nothing())) as url:
+        assert (await spoken(url, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", eof=True, within=2)).startswith(b"HTTP/1.1 200")
+        assert await spoken(url, PARTIAL, eof=True, within=1) == b""
+    runtime.manager.executor.shutdown()
+
+
+async def test_headers_that_are_too_large_are_431(tmp_path: Path) -> None:
+    runtime = make_runtime(tmp_path)
+    async with served(create_app(runtime, nothing())) as url:
+        head, _, body = (await spoken(url, b"GET /livez HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
     runtime.manager.executor.shutdown()

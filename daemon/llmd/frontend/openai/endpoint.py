@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from typing import Any
 
@@ -47,15 +48,30 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
-        data = await read_json(scope, receive, limit=self.boot.args.http.max_body, executor=self.manager.executor)
-        await self.view.settled()
-        refusal = self.view.refusal()
-        if refusal is not None:
-            raise refusal
-        with self.manager.request():
+        with contextlib.ExitStack() as stack:
+            # From its headers on a request is in flight, and a drain that begins while its body arrives waits for it;
+            # of one that comes during a drain the body is read only so that the client gets the answer.
+            admitted = not self.view.draining
+            if admitted:
+                stack.enter_context(self.manager.request())
+            data = await self._read(scope, receive)
+            await self._admit(admitted)
+            if not admitted:
+                stack.enter_context(self.manager.request())
             prepared = await self.prepare(exchange, data)
             call = Call(scope, receive, send, exchange)
             if prepared.ready is not None:
                 await serve_ready(call, prepared.answer, prepared.ready)
                 return
             await serve(self.runtime, call, prepared.specs, prepared.answer)
+
+    async def _read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        async with self.view.arriving():
+            return await read_json(scope, receive, limit=self.boot.args.http.max_body, executor=self.manager.executor)
+
+    async def _admit(self, admitted: bool) -> None:
+        """Raises the RequestError that keeps the request out."""
+        await self.view.settled()
+        refusal = self.view.refusal(admitted=admitted)
+        if refusal is not None:
+            raise refusal
