@@ -98,10 +98,5 @@ class Embedding:
 
 
 def sink_for(log_dir: Path | None, os_: Os, fd: int = 2, *, wrapper: LineWrapper | None = None) -> LogSink:
-    """The sink, with files in `log_dir` if it can be made."""
-    if log_dir is not None:
-        try:
-            log_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-        except OSError:
-            log_dir = None
-    return LogSink(os_, log_dir, fd, wrapper=wrapper, terminal=os.isatty(fd))
+    """The sink, with files in `log_dir` if it is there."""
+    return LogSink(os_, log_dir if log_dir is not None and log_dir.is_dir() else None, fd, wrapper=wrapper, terminal=os.isatty(fd))

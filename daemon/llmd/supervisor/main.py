@@ -18,15 +18,14 @@ from msgspec.structs import replace
 
 from llmd import __version__, failpoints
 from llmd.config import ServerArgs
-from llmd.config.check import check_args
-from llmd.config.load import load_config
+from llmd.config.check import check_args, load_checked
 from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
 from llmd.errors import EXIT_OK, GaveUp, LlmdError, ResourceError, UsageError
 from llmd.observability import logs
 from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
-from llmd.supervisor import banner, cpus, environ, memory_plan, preflight, rundir, sockets
+from llmd.supervisor import banner, cpus, directories, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.core import Report, Settings
 from llmd.supervisor.embedding import Embedding, sink_for
 from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
@@ -54,7 +53,7 @@ def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
     """Run llmd in the foreground. Returns the exit status, or raises an LlmdError before anything was started."""
     with interruptible():
         arm(env, allow_failpoints=options.allow_failpoints)
-        loaded = load_config(options.config_file, list(options.overrides), env)
+        loaded = load_checked(options.config_file, list(options.overrides), env, allow_failpoints=options.allow_failpoints)
         failpoints.hit("supervisor.config")
         return serve(loaded.args, env, allow_failpoints=options.allow_failpoints)
 
@@ -71,10 +70,11 @@ def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow
         args = replace(args, observability=replace(args.observability, log_format="text" if sys.stderr.isatty() else "json"))
     dirs = resolve_dirs(args, env)
     os.umask(0o027)
+    warnings = directories.prepare(args, dirs)
     sink = sink_for(Path(dirs.log_dir), os_, wrapper=LineWrapper(as_json=args.observability.log_format == "json"))
     _log_to(sink, args)
-    if sink.directory is None:
-        log.warning("there are no log files: %s cannot be made", dirs.log_dir)
+    for warning in warnings:
+        log.warning("%s", warning)
     notifier = Notifier(env)
     start = Starting(notifier, sink, args.supervision.startup_timeout, on_stage)
     ports = PortArgs(dirs.run_dir)
@@ -170,6 +170,7 @@ def _prepare_locked(
         log.info("pulling %s into %s", args.model.path, cache_dir)
         preflight.pull(args.model.path, cache_dir, base, os_, start.output)
     start.at("model files")
+    memory_plan.refuse_absent_gpu(args)
     files = preflight.check(args, cache_dir, base, os_)
     start.at("plan")
     failpoints.hit("supervisor.plan")
@@ -192,8 +193,6 @@ def _prepare_locked(
         external_frontend=embedded,
         socket_activated=listener is not None and listener.activated,
     )
-    with contextlib.suppress(OSError):
-        Path(dirs.state_dir).mkdir(mode=0o750, parents=True, exist_ok=True)
     try:
         rundir.write_file(ports.boot, boot.dump())
     except OSError as error:

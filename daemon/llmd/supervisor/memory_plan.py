@@ -21,6 +21,8 @@ _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _DUMMY_BYTES: Final = 4
 _UNLIMITED: Final = 2**60
 _GPU: Final = "/dev/nvidiactl"
+#: One of these is there where torch's `cuda` can be: NVIDIA's driver, WSL's, AMD's, Tegra's.
+_GPU_DEVICES: Final = (_GPU, "/dev/dxg", "/dev/kfd", "/dev/nvhost-gpu")
 
 
 class MemoryPlan(Struct, frozen=True):
@@ -51,6 +53,17 @@ def plan_memory(args: ServerArgs, files: ModelFiles) -> MemoryPlan | None:
             "take a smaller model, set model.dtype: bfloat16, or free memory"
         )
     return MemoryPlan(free, weights, each, plan_kv(_request(args, each, free, free - weights)))
+
+
+def may_have_gpu() -> bool:
+    """Whether the driver of a GPU is there; whether it works is for the engine to find out."""
+    return any(os.path.exists(path) for path in _GPU_DEVICES)
+
+
+def refuse_absent_gpu(args: ServerArgs) -> None:
+    """Raise ConfigError where a GPU is asked for and no driver of one is there; the engine would find out only after its imports."""
+    if args.model.device == "cuda" and not may_have_gpu():
+        raise ConfigError(f"model.device: cuda: this machine has no GPU that can be used (there is no {_GPU}); set it to cpu or auto")
 
 
 def describe(args: ServerArgs, plan: MemoryPlan) -> list[str]:

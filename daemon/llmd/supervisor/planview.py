@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final, TypeVar
 
 from llmd.config import ServerArgs
 from llmd.config.resolve import resolve_args, resolve_dirs
+from llmd.errors import ConfigError, LlmdError
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ModelFiles, ProcessSpec, make_plan
-from llmd.supervisor import cpus, environ, memory_plan, preflight, sockets
+from llmd.supervisor import cpus, directories, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.os_seam import Os
+
+T = TypeVar("T")
 
 
 def describe(args: ServerArgs, env: Mapping[str, str]) -> str:
-    """The model, the endpoints and the processes, as text. Raises ConfigError, ResourceError."""
+    """The model, the endpoints and the processes, as text. Raises what `run` would raise first, with the faults that it would find later."""
     dirs = resolve_dirs(args, env)
     ports = PortArgs(dirs.run_dir)
-    ports.check(args.http.workers)
-    cache_dir = Path(dirs.cache_dir)
-    memory: list[str] = []
     threads = cpus.available() if args.model.threads == "auto" else args.model.threads
-    if preflight.needs_pull(args, cache_dir):
-        _refuse_unknown(args.model.path)
-        model = [f"{args.model.path}: not in {cache_dir} yet; `llmd pull {args.model.path}` or the first start fetches it"]
-    else:
-        files = preflight.check(args, cache_dir, environ.cleaned(env, failpoints=False), Os())
-        args = resolve_args(args, files, threads=threads)
-        model = _model(args, files)
-        plan = memory_plan.plan_memory(args, files)
-        memory = memory_plan.describe(args, plan) if plan is not None else []
+    faults: list[LlmdError] = []
+    warnings = _tried(faults, lambda: directories.judge(args, dirs)) or []
+    _tried(faults, lambda: ports.check(args.http.workers))
+    _tried(faults, lambda: rundir.judge(ports))
+    _tried(faults, lambda: memory_plan.refuse_absent_gpu(args))
+    found = _tried(faults, lambda: _plan_model(args, Path(dirs.cache_dir), env, threads))
+    if faults:
+        raise _all(faults)
+    assert found is not None
+    args, model, memory = found
     sections = {
         "model": model,
         **({"memory": memory} if memory else {}),
@@ -38,10 +40,39 @@ def describe(args: ServerArgs, env: Mapping[str, str]) -> str:
             f"admin plane  {args.admin.socket or ports.admin_socket}",
             f"private      {ports.private}",
         ],
-        "directories": [f"state  {dirs.state_dir}", f"cache  {dirs.cache_dir}", f"log    {dirs.log_dir}"],
+        "directories": [f"state  {dirs.state_dir}", f"cache  {dirs.cache_dir}", f"log    {dirs.log_dir}", *(f"WARNING: {each}" for each in warnings)],
         "processes": [_process(spec) for spec in make_plan(args, ports, threads=threads)],
     }
     return "".join(f"{title}:\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items())
+
+
+def _tried(faults: list[LlmdError], call: Callable[[], T]) -> T | None:
+    """The result; None with one more fault."""
+    try:
+        return call()
+    except LlmdError as error:
+        faults.append(error)
+        return None
+
+
+def _all(faults: list[LlmdError]) -> LlmdError:
+    """One error of the first one's kind that tells all."""
+    first = faults[0]
+    lines = [line for fault in faults for line in fault.message.splitlines()]
+    told = ConfigError(lines) if isinstance(first, ConfigError) else type(first)("\n".join(lines))
+    told.hint = "; ".join(dict.fromkeys(fault.hint for fault in faults if fault.hint))
+    return told
+
+
+def _plan_model(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], threads: int) -> tuple[ServerArgs, list[str], list[str]]:
+    """The resolved arguments, and lines about the model and its memory."""
+    if preflight.needs_pull(args, cache_dir):
+        _refuse_unknown(args.model.path)
+        return args, [f"{args.model.path}: not in {cache_dir} yet; `llmd pull {args.model.path}` or the first start fetches it"], []
+    files = preflight.check(args, cache_dir, environ.cleaned(env, failpoints=False), Os())
+    args = resolve_args(args, files, threads=threads)
+    plan = memory_plan.plan_memory(args, files)
+    return args, _model(args, files), memory_plan.describe(args, plan) if plan is not None else []
 
 
 def _refuse_unknown(name: str) -> None:
@@ -51,13 +82,26 @@ def _refuse_unknown(name: str) -> None:
 
 
 def _model(args: ServerArgs, files: ModelFiles) -> list[str]:
+    model = args.model
+    dtype = model.dtype if model.dtype != "auto" else "float32" if model.device == "cpu" or not memory_plan.may_have_gpu() else "bfloat16 on the GPU"
+    device = model.device if model.device != "auto" else f"auto ({'a GPU' if memory_plan.may_have_gpu() else 'the CPU: there is no GPU'})"
     return [
-        f"{args.model.served_name or files.name}: {files.architecture}, {files.quantization}, version {files.weights_version}",
-        f"{files.weights_bytes / 2**20:.1f} MiB of weights",
-        f"context {args.model.context_length} tokens, KV cache {args.model.kv_cache_dtype}, "
-        f"at most {args.memory.max_running_requests} requests at once, {args.model.threads} compute threads",
+        f"name       {model.served_name or files.name}",
+        f"weights    {files.weights_version}: {files.architecture}, {files.quantization}, {files.weights_bytes / 2**20:.0f} MiB in files",
+        f"device     {device}, {model.threads} compute threads",
+        f"dtype      {dtype}, KV cache {model.kv_cache_dtype}",
+        f"context    {model.context_length} tokens of prompt and output",
+        f"requests   {args.memory.max_running_requests} at once, {args.scheduler.max_queued_requests} more may wait",
     ]
 
 
+_DOES: Final = {
+    "control": "watches the others, answers llmctl, collects metrics",
+    "frontend": "answers HTTP, makes text into tokens",
+    "detokenizer": "makes tokens into text",
+    "scheduler": "the engine: the model, its KV cache, who runs when",
+}
+
+
 def _process(spec: ProcessSpec) -> str:
-    return f"{spec.name:<14} group {spec.group:<12} stops {spec.stop_order}  {' '.join(spec.argv[1:])}"
+    return f"{spec.name:<14} {_DOES.get(spec.role, spec.role)}"

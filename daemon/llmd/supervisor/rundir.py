@@ -16,6 +16,7 @@ from pathlib import Path
 
 from llmd.errors import ResourceError
 from llmd.plan.ports import PortArgs
+from llmd.supervisor import directories
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,7 @@ def _own_directory(path: Path, mode: int, group: str | None) -> None:
     except OSError as error:
         raise _refused(path, error) from None
     try:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid():
-            raise ResourceError(f"{path} belongs to uid {found.st_uid}, not to uid {os.geteuid()} that llmd runs as", hint=_OWN)
-        if found.st_mode & (stat.S_ISVTX | stat.S_IWOTH):
-            raise ResourceError(f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):04o})", hint=_OWN)
+        _refuse_foreign(path, os.fstat(fd))
         if group is not None:
             # control says so once, where it sets the socket's group.
             with contextlib.suppress(KeyError, PermissionError):
@@ -58,6 +55,25 @@ def _own_directory(path: Path, mode: int, group: str | None) -> None:
         raise _refused(path, error) from None
     finally:
         os.close(fd)
+
+
+def _refuse_foreign(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise ResourceError(f"{path} belongs to uid {found.st_uid}, not to uid {os.geteuid()} that llmd runs as", hint=_OWN)
+    if found.st_mode & (stat.S_ISVTX | stat.S_IWOTH):
+        raise ResourceError(f"{path} may be written by others (mode {stat.S_IMODE(found.st_mode):04o})", hint=_OWN)
+
+
+def judge(ports: PortArgs) -> None:
+    """Whether `prepare` could do its work, without doing it. Raises ResourceError."""
+    for path in (Path(ports.run_dir), ports.private):
+        if os.path.lexists(path):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise _refused(path, NotADirectoryError(errno.ENOTDIR, ""))
+            _refuse_foreign(path, path.lstat())
+    why = directories.fault_of(Path(ports.run_dir))
+    if why:
+        raise ResourceError(f"cannot use the run directory {ports.run_dir}: {why}", hint="set run_dir to a directory that llmd may write")
 
 
 def _refused(path: Path, error: OSError) -> ResourceError:

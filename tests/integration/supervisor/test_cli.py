@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from llmd.supervisor import memory_plan
 from tests.integration.supervisor.harness import SLOW, until
 
 
@@ -128,3 +129,47 @@ def test_the_models_are_listed(tmp_path: Path) -> None:
     done = llmd(tmp_path, "models")
     assert done.returncode == 0
     assert "smollm2-135m-instruct" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+@pytest.mark.parametrize("key", ["log_dir", "state_dir", "run_dir"])
+def test_a_directory_that_cannot_be_used_is_71_and_named(tmp_path: Path, verb: str, key: str) -> None:
+    (tmp_path / "file").write_text("")
+    options = DUMMY if verb == "run" else ("--allow-failpoints", "--set", "model.path=dummy")
+    done = llmd(tmp_path, verb, *options, "--set", f"{key}={tmp_path}/file/x")
+    assert done.returncode == 71
+    assert f"{tmp_path}/file" in done.stderr and key in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_tells_what_run_would_find_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = llmd(tmp_path, "check", "--set", f"log_dir={tmp_path}/file/x", "--set", "model.path=/nonexistent/model.gguf")
+    assert done.returncode == 71
+    assert "log_dir" in done.stderr and "/nonexistent/model.gguf" in done.stderr
+
+
+def test_check_finds_a_pool_that_is_too_small(tmp_path: Path) -> None:
+    done = llmd(tmp_path, "check", "--allow-failpoints", "--set", "model.path=dummy", "--set", "memory.max_total_tokens=64")
+    assert done.returncode == 78
+    assert "memory.max_total_tokens is 64" in done.stderr and "memory.clamp_context: true" in done.stderr
+
+
+@pytest.mark.skipif(memory_plan.may_have_gpu(), reason="there is a GPU")
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_a_gpu_that_is_not_there_is_78_before_anything_is_loaded(tmp_path: Path, verb: str) -> None:
+    options = DUMMY if verb == "run" else ("--allow-failpoints", "--set", "model.path=dummy")
+    done = llmd(tmp_path, verb, *options, "--set", "model.device=cuda")
+    assert done.returncode == 78
+    assert "model.device" in done.stderr and "scheduler" not in done.stderr
+
+
+def test_a_name_of_no_model_says_what_is_taken(tmp_path: Path) -> None:
+    done = llmd(tmp_path, "check", "--set", "model.path=llama3")
+    assert done.returncode == 78
+    assert "model.path" in done.stderr and "GGUF file" in done.stderr and "directory" in done.stderr
+
+
+def test_the_version_is_a_flag_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "llmd.cli", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("llmd 0.")
