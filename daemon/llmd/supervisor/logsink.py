@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from llmd.observability.lines import LineWrapper, words
+from llmd.observability.lines import LineWrapper, telling, words
 from llmd.supervisor.os_seam import Os
 
 TAIL_BYTES = 4096
@@ -83,7 +83,7 @@ class LogSink:
         self._pids: dict[str, int] = {}
         self._lost: dict[str, int] = {}
         self._wrapper = wrapper
-        self._terminal = terminal
+        self.terminal = terminal
         self._status = b""
         self._torn = False
         self._file_fault_told = False
@@ -119,16 +119,17 @@ class LogSink:
         self._tails.pop(name, None)
 
     def tail(self, name: str, lines: int = 20) -> list[str]:
-        """What the last lines that a process wrote say."""
+        """What the last lines that a process wrote say; of these, if there are any, only WARNING and worse."""
         whole = self._tails.get(name, b"")
         if len(whole) == TAIL_BYTES:
             whole = whole.partition(b"\n")[2] or whole  # the first line has lost its beginning
-        return [word for line in whole.decode("utf-8", "replace").split("\n") if line.strip() for word in words(line)][-lines:]
+        found = telling([line for line in whole.decode("utf-8", "replace").split("\n") if line.strip()])
+        return [word for line in found for word in words(line)][-lines:]
 
     def show(self, text: str) -> None:
         """Keep `text` as the last line of the terminal; empty: take it away. Nothing where stderr is no terminal."""
         status = text.encode("utf-8", "replace")
-        if self._terminal and status != self._status:
+        if self.terminal and status != self._status:
             self._status = status
             self._to_stderr(b"\r\x1b[K" + status)
 

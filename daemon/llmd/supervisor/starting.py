@@ -53,11 +53,12 @@ class Steps:
 
     def take(self, report: Report) -> None:
         """One report."""
-        self._sink.show(bar(report.status or report.state, report.progress))
+        text = f"{report.state}: {report.stage}" if report.stage else report.state
+        self._sink.show("" if report.ready else bar(text, report.progress))
         step = (report.stage.partition(",")[0], int(report.progress * 4))
         if report.stage and step not in self._seen:
             self._seen.add(step)
-            log.info("%s", report.status or report.stage)
+            log.log(logging.DEBUG if self._sink.terminal else logging.INFO, "%s", report.status or report.stage)
 
 
 def bar(text: str, share: float, width: int = 100) -> str:

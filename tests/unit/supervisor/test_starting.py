@@ -53,7 +53,7 @@ def test_a_start_that_gets_on_extends_systemds_limit(tmp_path: Path, caplog: pyt
 def test_the_bar_stays_below_the_lines() -> None:
     reader, writer = os.pipe()
     sink = LogSink(Os(), None, writer, terminal=True)
-    Steps(sink).take(Report(state="loading", stage="scheduler-0: weights", status="loading: weights", progress=0.5))
+    Steps(sink).take(Report(state="loading", stage="weights", status="loading: weights 50%", progress=0.5))
     sink.feed("a", b"a line\n")
     sink.show("")
     text = os.read(reader, 4096).decode()
