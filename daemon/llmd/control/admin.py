@@ -51,7 +51,7 @@ class AdminServer:
         """Take the socket. Raises ResourceError."""
         args = self._core.boot.args.admin
         path = Path(args.socket) if args.socket else self._core.boot.ports.admin_socket
-        self._socket = admin_socket.bind(path, args.group)
+        self._socket = admin_socket.bind(path, args.group, again=self._core.resumed)
 
     async def run(self) -> None:
         """Serve, for ever."""

@@ -17,8 +17,11 @@ log = logging.getLogger("llmd.control")
 BACKLOG = 128
 
 
-def bind(path: Path, group: str | None) -> socket.socket:
-    """A listening socket at `path`, 0660 for `group`, else 0600. A stale socket is replaced, anything else there never."""
+def bind(path: Path, group: str | None, *, again: bool = False) -> socket.socket:
+    """A listening socket at `path`, 0660 for `group`, else 0600. A stale socket is replaced, anything else there never.
+
+    `again`: an earlier control has told already why the group may not use it.
+    """
     check_socket_path(path)
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -37,16 +40,17 @@ def bind(path: Path, group: str | None) -> socket.socket:
     finally:
         os.umask(before)
     if group is not None:
-        _give_to(path, group)
+        _give_to(path, group, logging.DEBUG if again else logging.WARNING)
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
 
 
-def _give_to(path: Path, group: str) -> None:
+def _give_to(path: Path, group: str, level: int) -> None:
     try:
         os.chown(path, -1, grp.getgrnam(group).gr_gid)
         path.chmod(0o660)
     except (KeyError, OSError) as error:
         why = "does not exist" if isinstance(error, KeyError) else f"may not be set ({error.strerror})"
-        log.warning("admin socket: group %r %s, so it is for uid %d alone", group, why, os.getuid())
+        hint = f"groupadd {group}, and start llmd again" if isinstance(error, KeyError) else "put the user that llmd runs as into it"
+        log.log(level, "admin socket: group %r %s, so it is for uid %d alone; %s, or set admin.group: null", group, why, os.getuid(), hint)

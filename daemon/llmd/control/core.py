@@ -64,6 +64,8 @@ class Core:
         """Something that others should know at once."""
         self.report_due = asyncio.Event()
         self.newly_ready: list[Worker] = []
+        self.returned: dict[str, int] = {}
+        """Process -> the incarnation whose readiness has been noted."""
         self.holding = initial == "draining"
         """A drain has been sent to the frontends and not been taken back."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,10 +166,23 @@ class Core:
                 if worker.role == "scheduler" and worker.rank == 0:
                     self.model_info = message.info
                 self.newly_ready.append(worker)
+                self._note_return(worker)
                 self.changed.set()
             case _:
                 if worker.beat_at == 0.0:
                     self.changed.set()
+
+    def _note_return(self, worker: Worker) -> None:
+        """Say once that a process that had ended is there again."""
+        if worker.incarnation <= self.returned.get(worker.name, 1):
+            return
+        self.returned[worker.name] = worker.incarnation
+        if not self.settled:
+            return  # an earlier control has said it
+        view = self.view(worker)
+        ended = view.last_exit if view is not None and view.pid == worker.pid else None
+        after = f", after {ended.age_s + time.monotonic() - self.snapshot_at:.1f} s" if ended is not None else ""
+        log.info("%s is back (pid %d%s)", worker.name, worker.pid, after)
 
     def _worker_gone(self, worker: Worker) -> None:
         self.channel.forget(worker)

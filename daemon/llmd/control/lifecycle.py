@@ -7,6 +7,7 @@ The transitions of a reload are its operation's.
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 from llmd.control.core import Core
@@ -45,6 +46,7 @@ class Lifecycle:
             core.settled = self._picture_is_whole()
             if not core.settled:
                 return
+            log.info("control is back (pid %d), %d processes known", os.getpid(), len(list(core.table)))
         if core.snapshot is not None and core.snapshot.stopping and not self._stop_begun:
             self._stop_begun = True
             core.spawn(self._stop(), "stop")

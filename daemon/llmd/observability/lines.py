@@ -73,6 +73,18 @@ def words(line: str) -> list[str]:
     return [*parsed.msg.splitlines(), *frames[-_LAST_FRAMES:]]
 
 
+def telling(lines: list[str]) -> list[str]:
+    """Of the last lines of a process those that may say why it ended: WARNING and worse and what is none of ours; all, if there are none."""
+    return [line for line in lines if not _is_routine(line)] or lines
+
+
+def _is_routine(line: str) -> bool:
+    parsed = _parsed(line.encode("utf-8", "replace")) if line.startswith("{") else None
+    if parsed is not None:
+        return parsed.level in ("debug", "info")
+    return _STAMPED.match(line.encode("utf-8", "replace")) is not None and line.split(maxsplit=2)[1:2] in (["DEBUG"], ["INFO"])
+
+
 def _parsed(line: bytes) -> _Line | None:
     try:
         return _decoder.decode(line)

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import sys
 
+from llmd.config.resolve import default_run_dir
 from llmd.plan.spec import Boot
+
+
+def llmctl(boot: Boot) -> str:
+    """`llmctl` as a shell finds it and it finds this llmd: with its path where PATH has another or none, with --socket where it would not look."""
+    beside = os.path.join(os.path.dirname(sys.executable), "llmctl")
+    found = shutil.which("llmctl")
+    here = found is not None and os.path.exists(beside) and os.path.samefile(found, beside)
+    command = "llmctl" if here or not os.path.exists(beside) else shlex.quote(os.path.relpath(beside) if _below_here(beside) else beside)
+    if boot.ports.run_dir in ("/run/llmd", default_run_dir(os.environ)):
+        return command
+    return f"{command} --socket {shlex.quote(boot.args.admin.socket or str(boot.ports.admin_socket))}"
+
+
+def _below_here(path: str) -> bool:
+    return path.startswith(os.getcwd().rstrip("/") + "/")
 
 
 def text(boot: Boot) -> str:
@@ -19,8 +38,7 @@ def text(boot: Boot) -> str:
   llmd is ready
     url      {boot.http_url}
     model    {boot.served_name}  (weights {boot.files.weights_version})
-    watch    llmctl top
-    control  llmctl status
+    control  {llmctl(boot)} status
     try      curl {boot.http_url}{path} -H 'Content-Type: application/json' {key}-d {data}
 
 """

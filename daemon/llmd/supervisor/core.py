@@ -141,7 +141,9 @@ class Core:
         """A process has been reaped."""
         child = self.children[name]
         ended = child.ends(pid, status, administrative or self.stop is not None, self._os.monotonic(), "\n".join(self._tail(name)))
-        if ended.reason in ("stop", "reload"):
+        if ended.reason == "reload":
+            log.info("%s (pid %d) has been ended to be replaced", name, pid)
+        elif ended.reason == "stop":
             log.info("%s (pid %d) has stopped: %s", name, pid, ended.describe())
         else:
             log.error("%s (pid %d) %s: %s", name, pid, "hung and was killed" if ended.reason == "hang" else "died", ended.describe())
@@ -155,13 +157,13 @@ class Core:
             self._begin_stop(EXIT_OK, why, quick=True)
             return
         if self.mode == "starting":
-            log.warning("%s during the start: stopping", why)
+            log.info("%s during the start: stopping", why)
             self.shutdown(EXIT_OK, why)
             return
         requests = self._report.requests if self._report else None
         count = "running requests" if requests is None else f"{requests} running request{'' if requests == 1 else 's'}"
         again = "; interrupt again to stop at once" if why == "SIGINT" else ""
-        log.warning("%s: draining; %s may take up to %g s%s", why, count, self.settings.drain_timeout, again)
+        log.info("%s: draining; %s may take up to %g s%s", why, count, self.settings.drain_timeout, again)
         self.mode = "draining"
         self._drain_deadline = self._os.monotonic() + self.settings.drain_timeout + DRAIN_GRACE_S
         self._on_state("draining", "", why)
@@ -176,8 +178,8 @@ class Core:
             self._begin_stop(EXIT_INTERRUPTED, "second SIGINT", quick=True)
 
     def on_hangup(self) -> None:
-        """SIGHUP: control re-reads the configuration."""
-        self._hands.tell("reload")
+        """SIGHUP, which others take for `read the configuration again`."""
+        log.warning("SIGHUP has no effect: this version does not read its configuration again; restart llmd for it")
 
     # ---------------------------------------------------------------- what is asked (namespace `llmd`)
 

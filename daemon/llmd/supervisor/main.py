@@ -13,6 +13,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+import setproctitle
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -20,7 +21,7 @@ from llmd import __version__, failpoints
 from llmd.config import ServerArgs
 from llmd.config.check import check_args, load_checked
 from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
-from llmd.errors import EXIT_OK, GaveUp, LlmdError, ResourceError, UsageError
+from llmd.errors import EXIT_CONFIG, EXIT_OK, EXIT_RESOURCE, GaveUp, LlmdError, ResourceError, UsageError
 from llmd.observability import logs
 from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
@@ -39,6 +40,8 @@ log = logging.getLogger("llmd.supervisor")
 
 #: Name of the supervisor's own log file and lines.
 NAME = "supervisor"
+#: In `ps`, like the children's; llmctl knows a live llmd by the word in it.
+TITLE = "llmd: supervisor"
 
 
 class RunOptions(Struct, frozen=True):
@@ -84,6 +87,7 @@ def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow
             boot, listener = prepare(args, dirs, ports, env, os_, start, held, allow_failpoints=allow_failpoints, embedded=on_stage is not None)
             if on_stage is not None:
                 on_stage("boot")
+            setproctitle.setproctitle(TITLE)
             return _supervise(boot, listener, env, sink, notifier, os_)
     except Interrupted as signal:
         log.info("llmd ends with status %d: %s before anything was started", EXIT_OK, signal)
@@ -245,18 +249,30 @@ def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, s
         boot.ports.run_dir,
     )
     status = embedding.run()
-    _say_last_words(status, embedding.core.last_words)
+    _say_last_words(status, embedding.core.last_words, sink.directory)
     return status
 
 
-def _say_last_words(status: int, words: list[str]) -> None:
-    """The child's last lines first, so that the reason is the last line of the log."""
+def _say_last_words(status: int, words: list[str], log_dir: Path | None) -> None:
+    """The child's last lines first, then where to look, so that the reason is the last line of the log."""
     for line in words[1:]:
         log.error("%s", line)
     if words:
+        log.error("what to do: %s", _advice(status, words[0], log_dir))
         log.error("llmd ends with status %d: %s", status, words[0])
     else:
         log.info("llmd ends with status %d", status)
+
+
+def _advice(status: int, reason: str, log_dir: Path | None) -> str:
+    where = f"{log_dir}/*.log" if log_dir is not None else "the lines above"
+    if status == EXIT_CONFIG:
+        return "correct what the last line names; `llmd check` looks for faults without starting"
+    if status == EXIT_RESOURCE:
+        return "free what the last line names, then start again"
+    if "SIGKILL" in reason:
+        return f"signal 9 that nobody sent is the kernel out of memory: look for it with `journalctl -k` or dmesg, set memory.max_total_tokens; see {where}"
+    return f"see {where} for what came before"
 
 
 def arm(env: MutableMapping[str, str], *, allow_failpoints: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def test_the_tail_is_the_last_4_kib_of_the_newest_incarnation() -> None:
     assert len("\n".join(sink.tail("a", 10**6))) <= 4096
     sink.forget("a")
     assert sink.tail("a") == []
+
+
+def test_the_tail_shows_the_messages_of_what_is_worse_than_info() -> None:
+    def line(level: str, text: str) -> bytes:
+        return json.dumps({"ts": "t", "level": level, "role": "a", "pid": 1, "msg": text}).encode() + b"\n"
+
+    sink = LogSink(FakeOs(), None)
+    sink.feed("a", line("info", "begins") + line("debug", "detail"))
+    assert sink.tail("a") == ["begins", "detail"]
+    sink.feed("a", line("error", "the disk is full") + line("info", "ends") + b"native output\n")
+    assert sink.tail("a") == ["the disk is full", "native output"]
+    sink.feed("b", b"2026-01-01T00:00:00.000Z INFO    b: begins\n2026-01-01T00:00:00.000Z ERROR   b: bad\nTraceback\n")
+    assert sink.tail("b") == ["2026-01-01T00:00:00.000Z ERROR   b: bad", "Traceback"]
 
 
 def test_a_line_without_end_is_passed_on_in_pieces() -> None:

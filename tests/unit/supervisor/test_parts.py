@@ -19,6 +19,7 @@ from llmd.plan.spec import Boot, ModelFiles, make_plan
 from llmd.supervisor import banner, conf, cpus, environ, preflight
 from llmd.supervisor.children import describe_status
 from llmd.supervisor.logger import SupervisordLogger
+from llmd.supervisor.main import _advice
 from llmd.supervisor.patches import SteadyClock
 
 ROOT = Path(__file__).parents[3]
@@ -124,6 +125,26 @@ def test_the_banner_has_a_line_that_a_shell_can_run(template: bool, path: str) -
     assert shown[0] == f"http://127.0.0.1:8000{path}"
     assert "it's a model" in shown[-1]
     assert "m@123" in text
+    assert "llmctl top" not in text
+
+
+def test_the_banner_names_a_control_command_that_works_from_this_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    beside = Path(sys.executable).parent / "llmctl"
+    assert beside.exists()
+    ready = boot()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert banner.llmctl(ready) == str(beside)
+    monkeypatch.setenv("PATH", str(beside.parent))
+    assert banner.llmctl(ready) == "llmctl"
+    assert banner.llmctl(replace(ready, ports=PortArgs("/srv/a b"))) == "llmctl --socket '/srv/a b/admin.sock'"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "text"), [(78, "x", "llmd check"), (71, "x", "free what"), (70, "signal 9 (SIGKILL)", "memory"), (70, "x", "/l/*.log")]
+)
+def test_the_last_words_say_what_to_do(status: int, reason: str, text: str) -> None:
+    assert text in _advice(status, reason, Path("/l"))
 
 
 @pytest.mark.parametrize(("status", "text"), [(0, "status 0"), (3, "status 3"), (-9, "signal 9 (SIGKILL)"), (-99, "signal 99")])
@@ -187,6 +208,7 @@ def test_the_shipped_unit_holds_its_promises() -> None:
         "LogsDirectory": "llmd",
     }
     assert {name: section[name] for name in expected} == expected
+    assert "ExecReload" not in section  # nothing is read again yet
     defaults = ServerArgs()
     assert int(section["TimeoutStopSec"].removesuffix("s")) > defaults.http.drain_timeout + defaults.supervision.stop_timeout
     assert int(section["WatchdogSec"].removesuffix("s")) >= 5
