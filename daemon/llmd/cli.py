@@ -5,6 +5,13 @@ Each verb imports what it needs when it runs. Data goes to stdout, everything el
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # `python -m llmd.cli`: the same as the command, whose imports may be interrupted
+    import sys
+
+    from llmd.entry import main as entry
+
+    sys.exit(entry())
+
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +20,7 @@ from pathlib import Path
 import click
 
 from llmd import __version__
+from llmd.entry import prepare
 from llmd.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, LlmdError
 from llmd.observability.meter import Meter
 
@@ -131,6 +139,8 @@ def _cache_dir(config_file: str | None, overrides: tuple[str, ...]) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Every way out is an exit status of the contract."""
+    if argv is None:
+        prepare()
 
     def run() -> int:
         status = llmd.main(args=argv, prog_name="llmd", standalone_mode=False)
@@ -164,7 +174,3 @@ def _show(error: LlmdError) -> None:
         click.echo(f"llmd: {line}", err=True)
     if error.hint:
         click.echo(f"llmd: hint: {error.hint}", err=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

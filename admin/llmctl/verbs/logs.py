@@ -51,6 +51,9 @@ def _directory(context: Context) -> Path:
         return Path(context.options.dir)
     place = find.choose(context.client.candidates)
     known = place.lock.get("log_dir") if place else None
+    if place is not None and not isinstance(known, str):
+        # Another daemon's log would be worse than none.
+        raise CtlError(exits.NOT_ANSWERING, f"the daemon in {place.run_dir} does not say where its logs are", "say where with --dir")
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
     candidates = [Path(known)] if isinstance(known, str) else [Path("/var/log/llmd"), Path(home) / "llmd/log"]
     for path in candidates:

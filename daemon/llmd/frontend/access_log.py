@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llmd.frontend.exchange import Exchange, Scope
+from llmd.observability.files import open_append
 
 log = logging.getLogger(__name__)
 
@@ -135,11 +136,11 @@ class AccessLog:
             os.close(self._file)
             self._file = None
         self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._file = open_append(self._path)
         return self._file
 
     def _rotate(self) -> None:
-        lock = os.open(self._path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        lock = open_append(self._path.with_suffix(".lock"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.stat(self._path).st_size < self._max_bytes:

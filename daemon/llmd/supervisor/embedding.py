@@ -43,7 +43,7 @@ class Embedding:
         self._ports = ports
         self._os = os_
         by_name = {spec.name: spec for spec in specs}
-        rundir.write_file(ports.supervisord_conf, conf.render(specs, settings.stop_timeout).encode())
+        rundir.write_needed(ports.supervisord_conf, conf.render(specs, settings.stop_timeout).encode())
         parent = os_.pid()
 
         def env_of(name: str) -> dict[str, str]:

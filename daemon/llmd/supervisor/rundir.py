@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 RUN_MODE = 0o750
 PRIVATE_MODE = 0o700
+#: State files of which it has been said that they cannot be written.
+_unwritable: set[Path] = set()
 _OWN = "set run_dir to a directory of llmd's own"
 
 
@@ -91,6 +93,10 @@ class Lock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise ResourceError(f"cannot open the lock file {path}: {os.strerror(error.errno or 0)}") from None
+        self._path = path
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            os.close(self._fd)
+            raise ResourceError(f"the lock file {path} is not a regular file", hint="move it away; llmd does not delete what it did not make")
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -104,10 +110,15 @@ class Lock:
         return "unknown"
 
     def write(self, facts: dict[str, object]) -> None:
-        """Put who we are into the file."""
+        """Put who we are into the file. Raises ResourceError."""
         data = json.dumps(facts).encode() + b"\n"
-        os.pwrite(self._fd, data, 0)
-        os.ftruncate(self._fd, len(data))
+        try:
+            written = os.pwrite(self._fd, data, 0)
+            os.ftruncate(self._fd, written)
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise ResourceError(f"cannot write the lock file {self._path}: {os.strerror(error.errno or 0)}") from None
 
 
 def clear(ports: PortArgs, admin_socket: Path) -> None:
@@ -148,11 +159,23 @@ def _remove_socket(path: Path, *, strict: bool) -> None:
 
 
 def write_state(path: Path, state: str, stage: str, reason: str, at: float) -> None:
-    """RUN/state.json; a disk that refuses it costs a WARNING."""
+    """RUN/state.json; a disk that refuses it costs one WARNING until it works again."""
     try:
         write_file(path, json.dumps({"state": state, "stage": stage, "reason": reason, "at": at}).encode(), 0o640)
     except OSError as error:
-        log.warning("cannot write %s: %s", path, os.strerror(error.errno or 0))
+        if path not in _unwritable:
+            log.warning("cannot write %s: %s", path, os.strerror(error.errno or 0))
+        _unwritable.add(path)
+    else:
+        _unwritable.discard(path)
+
+
+def write_needed(path: Path, data: bytes) -> None:
+    """`write_file` of what llmd cannot start without. Raises ResourceError naming the path."""
+    try:
+        write_file(path, data)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {os.strerror(error.errno or 0)}") from None
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:

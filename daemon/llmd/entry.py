@@ -1,0 +1,49 @@
+"""The first words of an `llmd` process, before anything of it is imported: what it has inherited is set right.
+
+Standard streams that are closed become /dev/null (else a log line would go into whatever file is opened next), blocked signals are let
+through, and a stop that comes during the imports is a stop: there is nothing to end yet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
+def prepare() -> None:
+    """Called once, first thing, in the main thread of a process that is llmd's own."""
+    open_streams()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def open_streams() -> None:
+    """Let descriptors 0, 1 and 2 be something, and sys.stdout and sys.stderr too."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            os.set_inheritable(fd, True)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def main() -> int:
+    """What the command `llmd` calls."""
+    prepare()
+    if sys.argv[1:2] == ["run"]:
+        for number in _STOPS:
+            signal.signal(number, lambda *_: os._exit(0))
+    from llmd.cli import main as llmd
+
+    return llmd()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What an `llmd` process inherits does not matter: closed streams, blocked signals, a stop during its first imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmd.errors import EXIT_OK, EXIT_RESOURCE
+
+
+def llmd(tmp_path: Path, *flags: str, shell: str = "") -> subprocess.Popen[bytes]:
+    """`llmd run`, with `shell` said before its exec."""
+    sets = {"run_dir": str(tmp_path / "run"), "state_dir": str(tmp_path / "state"), "log_dir": str(tmp_path / "log"), "http.port": "0"}
+    words = [sys.executable, "-m", "llmd.cli", "run", *flags, *(f"--set={key}={value}" for key, value in sets.items())]
+    return subprocess.Popen(["sh", "-c", f'{shell}\nexec "$@"', "sh", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("streams", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_change_nothing(tmp_path: Path, streams: str) -> None:
+    child = llmd(tmp_path, "--model", "/nowhere", shell=f"exec {streams}")
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 78
+    assert b"Traceback" not in said
+    assert "llmd ends with status 78" in (tmp_path / "log" / "supervisor.log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("after", [0.06, 0.12, 0.25])
+def test_a_stop_during_the_imports_is_a_stop(tmp_path: Path, number: int, after: float) -> None:
+    code = (
+        "import sys, os, signal, threading, time\n"
+        "sys.argv = ['llmd', 'run', '--model', '/nowhere', '--set=run_dir=%s']\n"
+        % (tmp_path / "run")
+        + f"threading.Timer({after}, os.kill, (os.getpid(), {int(number)})).start()\n"
+        + "class Slow:\n"
+        + "    def find_spec(self, name, *_):\n"
+        + "        if name in ('click', 'llmd.supervisor.main'): time.sleep(1)\n"
+        + "from llmd import entry\n"
+        + "sys.meta_path.insert(0, Slow())\n"
+        + "sys.exit(entry.main())\n"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (EXIT_OK, False), done.stderr
+    assert time.monotonic() - began < 10
+
+
+def test_blocked_signals_are_let_through() -> None:
+    code = (
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})\n"
+        "from llmd.entry import prepare; prepare(); print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llmd.lock", "fifo"), ("llmd.lock", "directory"), ("private/supervisord.conf", "directory"), ("private/boot.msgpack", "directory")]
+)
+def test_what_is_in_the_way_of_a_start_file_is_named_with_71(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True, mode=0o700)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    child = llmd(tmp_path, "--model", "dummy", "--allow-failpoints")
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == EXIT_RESOURCE, said
+    assert str(path).encode() in said
+    assert b"Traceback" not in said
