@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import IO
 
+from llmd.observability.files import open_append
 from llmd.observability.lines import LineWrapper, telling, words
 from llmd.supervisor.os_seam import Os
 
@@ -62,7 +63,7 @@ class LogFile:
             self._file = None
 
     def _open(self) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        fd = open_append(self._path)
         self._file = os.fdopen(fd, "ab", buffering=0)
         self._size = os.fstat(fd).st_size
 

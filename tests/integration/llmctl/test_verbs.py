@@ -273,6 +273,17 @@ def test_logs_are_merged_in_the_order_of_time(tmp_path: Path, capsys: pytest.Cap
     assert "control-0, scheduler-0" in capsys.readouterr().err
 
 
+def test_the_logs_of_another_daemon_are_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "state" / "llmd" / "log"
+    other.mkdir(parents=True)
+    (other / "control-0.log").write_text("of another\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "llmd.lock").write_text(json.dumps({"pid": 1}))
+    assert ctl(tmp_path, "logs") == 4
+    said = capsys.readouterr()
+    assert (said.out, "does not say where its logs are" in said.err) == ("", True)
+
+
 def test_logs_can_be_followed(tmp_path: Path) -> None:
     file = tmp_path / "control-0.log"
     file.write_text("old\n")

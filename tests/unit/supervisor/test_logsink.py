@@ -162,3 +162,19 @@ def test_a_closed_reader_is_no_error() -> None:
         assert sink.dropped == 1
     finally:
         os.close(writer)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.log")
+    os_ = FakeOs()
+    sink = LogSink(os_, tmp_path)
+    sink.feed("a", b"one\n")
+    reader = os.open(tmp_path / "a.log", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        sink.feed("a", b"two\n")
+        assert os.read(reader, 100) == b"", "nothing is written into it, reader or no reader"
+    finally:
+        os.close(reader)
+    assert os_.written.count(b"cannot be written") == 1
+    assert b"one\n" in os_.written
+    assert b"two\n" in os_.written
