@@ -15,6 +15,11 @@ from urllib.parse import urlencode
 from llmctl import exits, find
 from llmctl.exits import CtlError
 
+#: What to do where an answer does not come.
+_HINTS = {
+    "GET": "its control process may hang: llmd replaces it after supervision.control_timeout (5s by default), ask again then",
+    "POST": "what was asked may still go on: llmctl status; a longer --timeout waits longer",
+}
 #: Largest reply that is read.
 MAX_REPLY = 16 * 2**20
 #: Error codes whose exit status is not that of their HTTP status.
@@ -73,7 +78,7 @@ class Client:
             response = connection.getresponse()
             data = _read(response, connection, deadline)
         except TimeoutError:
-            raise CtlError(exits.TIMED_OUT, f"llmd did not answer {method} {target.partition('?')[0]} within {timeout:g} s", "raise --timeout") from None
+            raise CtlError(exits.TIMED_OUT, f"llmd did not answer {method} {target.partition('?')[0]} within {timeout:g} s", _HINTS[method]) from None
         except (OSError, http.client.HTTPException) as error:
             raise CtlError(exits.LOST, f"the connection to llmd was lost: {error or type(error).__name__}", "llmctl status") from None
         finally:

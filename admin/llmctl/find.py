@@ -46,6 +46,15 @@ class Place:
             return None
 
     @property
+    def is_starting(self) -> bool:
+        """Whether it has not come as far yet as to have a control process: what it has recorded is of the life before, or `starting`."""
+        began, last = self.lock.get("started_at"), self.last_state
+        if self.pid is None or not isinstance(began, int | float):
+            return False
+        at = last.get("at")
+        return last.get("state") == "starting" or not isinstance(at, int | float) or at < began
+
+    @property
     def pid(self) -> int | None:
         """The daemon's pid if that process is alive and is llmd."""
         pid = self.lock.get("pid")

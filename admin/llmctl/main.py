@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -32,6 +33,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     verb = _verb(argv)
+    if verb is not None and verb not in VERBS:
+        close = difflib.get_close_matches(verb, VERBS, 1, 0.6)
+        hint = f"did you mean `llmctl {close[0]}`?" if close else f"there are: {', '.join(VERBS)}"
+        raise CtlError(exits.USAGE, f"there is no verb {verb!r}", hint)
     options = _parser(verb).parse_args(argv)
     if options.verb is None:
         _parser(None).print_help(sys.stderr)
@@ -44,12 +49,12 @@ def _run(argv: list[str]) -> int:
 
 
 def _verb(argv: list[str]) -> str | None:
-    """The verb that argv names; only its module is imported, which keeps the start short."""
+    """What argv has in the verb's place; only that verb's module is imported, which keeps the start short."""
     parser = argparse.ArgumentParser(prog="llmctl", add_help=False, allow_abbrev=False)
     _global_options(parser, suppress=True)
     parser.add_argument("verb", nargs="?")
     name: str | None = parser.parse_known_args(argv)[0].verb
-    return name if name in VERBS else None
+    return name
 
 
 def _parser(verb: str | None) -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ STATES = {
     **dict.fromkeys(
         ("starting", "loading", "warming", "recovering", "reloading", "draining", "paused", "asleep", "stopping", "blocked", "running", "pending"), "yellow"
     ),
-    **dict.fromkeys(("stopped", "failed", "stalled", "backoff", "exited", "partial", "rolled_back"), "red"),
+    **dict.fromkeys(("stopped", "died", "failed", "stalled", "backoff", "exited", "partial", "rolled_back"), "red"),
 }
 
 
@@ -81,7 +81,8 @@ def to_yaml(value: Any, indent: str = "") -> str:
     if isinstance(value, Mapping) and value:
         return "\n".join(f"{indent}{_key(str(key))}:{_child(item, indent)}" for key, item in value.items())
     if isinstance(value, list) and value:
-        return "\n".join(f"{indent}-{_child(item, indent)}" for item in value)
+        # An item begins on the line of its dash.
+        return "\n".join(f"{indent}- {to_yaml(item, indent + '  ')[len(indent) + 2 :]}" for item in value)
     return indent + _scalar(value)
 
 
@@ -115,6 +116,11 @@ def duration(seconds: Any) -> str:
         if whole >= size:
             return f"{whole // size}{unit} {whole % size // part}{small}"
     return f"{whole}s"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 request`, `2 requests`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def size(count: Any) -> str:

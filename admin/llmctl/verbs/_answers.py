@@ -26,10 +26,13 @@ def _leftovers(context: Context, error: CtlError) -> tuple[dict[str, Any], int, 
     place = find.choose(context.client.candidates)
     pid = place.pid if place else None
     running = pid is not None or error.status in (exits.TIMED_OUT, exits.NOT_ANSWERING)
-    status = exits.NOT_ANSWERING if running else exits.NOT_RUNNING
+    starting = place is not None and place.is_starting and error.status == exits.NOT_ANSWERING
+    status = exits.FAILED if starting else exits.NOT_ANSWERING if running else exits.NOT_RUNNING
     lock = place.lock if place else {}
     last = place.last_state if place else {}
-    state = last.get("state") if running else ("failed" if last.get("state") == "failed" else "stopped")
+    state = "starting" if starting else last.get("state") if running else _ended(last.get("state"))
+    if starting:
+        last, error = {}, CtlError(status, f"llmd (pid {pid}) has just been started and says nothing yet", "try again in a few seconds")
     answer = {
         "state": state,
         "stage": last.get("stage"),
@@ -57,6 +60,11 @@ def _leftovers(context: Context, error: CtlError) -> tuple[dict[str, Any], int, 
     return answer, status, CtlError(status, error.message, error.hint)
 
 
+def _ended(last: object) -> str:
+    """The state of a daemon that is no more: an ordered end records `stopped` or `failed`; whatever else is recorded, it died."""
+    return str(last) if last in ("stopped", "failed") else "died" if last else "stopped"
+
+
 def process_rows(processes: Any, wide: bool) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of a process table."""
     from llmctl.output import duration, size
@@ -80,6 +88,8 @@ def last_exit(value: Any) -> str:
 
     if not isinstance(value, dict):
         return ""
+    if value.get("reason") == "reload":
+        return f"replaced as asked, {duration(value.get('age_s'))} ago"
     status = value.get("status")
     how = f"killed by signal {-status}" if isinstance(status, int) and status < 0 else f"status {status}"
     reason = value.get("reason")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from llmctl.context import Context
+from llmctl.output import counted
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,4 +28,4 @@ def run(context: Context) -> int:
         body = {"rid": options.rid}
     reply = context.change("/v1/abort", body)
     aborted = (reply.get("data") or {}).get("aborted", [])
-    return context.report(reply, f"aborted: {len(aborted)} request{'' if len(aborted) == 1 else 's'}")
+    return context.report(reply, f"aborted: {counted(len(aborted), 'request')}")

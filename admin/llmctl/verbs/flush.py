@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llmctl.context import Context
+from llmctl.output import counted
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,4 +15,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     reply = context.change("/v1/flush", {}, waits=True)
     freed = (reply.get("data") or {}).get("pages_freed", reply.get("pages_freed", 0))
-    return context.report(reply, f"flushed: {freed} pages freed")
+    return context.report(reply, f"flushed: {counted(int(freed), 'page')} freed")

@@ -20,7 +20,7 @@ def run(context: Context) -> int:
         stage = status.get("stage") or status.get("reason")
         context.out.line(context.out.state(str(status.get("state"))) + (f" ({stage})" if stage else ""))
     else:
-        context.out.line("not answering" if status["running"] else str(status["state"]))
+        context.out.line("not answering" if status["running"] and status["state"] != "starting" else str(status["state"]))
     if error is not None:
         context.note(f"llmctl: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
     return code

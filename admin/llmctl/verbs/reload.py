@@ -24,7 +24,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     options = context.options
     if options.what == "config":
-        raise CtlError(exits.FAILED, "re-reading the configuration is not there yet", "llmctl restart --help, or systemctl restart llmd")
+        raise CtlError(
+            exits.FAILED,
+            "re-reading the configuration is not there yet",
+            "restart llmd for it (systemctl restart llmd, or llmctl stop and llmd run); llmctl reload weights PATH loads other weights",
+        )
     if not options.path:
         raise CtlError(exits.USAGE, "reload weights needs a PATH", "llmctl reload weights PATH")
     path = os.path.abspath(options.path)

@@ -1,6 +1,7 @@
 """Show what llmd does: state, processes, requests, KV cache. Answers in under 3 s, whatever state llmd is in.
 
 Exit status: 0 ready, 1 up but not ready, 3 not running, 4 running but not answering. The JSON has the same keys in all four.
+In 3 the state is `stopped` (as asked), `failed` (it gave up and said why) or `died` (it was killed or the machine went down).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def run(context: Context) -> int:
     elif error is None:
         _show(context, status)
     else:
-        _show_absent(context, status)
+        _show_absent(context, status, error.message)
     if error is not None:
         context.note(f"llmctl: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
     return code
@@ -54,12 +55,15 @@ def _show(context: Context, status: dict[str, Any]) -> None:
     out.table(columns, rows, frozenset({"RANK", "PID", "RESTARTS", "UPTIME", "MEMORY", "HEARTBEAT", "INCARNATION"}))
 
 
-def _show_absent(context: Context, status: dict[str, Any]) -> None:
+def _show_absent(context: Context, status: dict[str, Any], said: str) -> None:
     out = context.out
-    answering = out.state(str(status["state"] or "unknown")) if not status["running"] else out.paint("not answering", "red")
+    silent = status["running"] and status["state"] != "starting"
+    answering = out.paint("not answering", "red") if silent else out.state(str(status["state"] or "unknown"))
     age = status["last_state_age_s"]
-    last = f"{status['last_state']}, {duration(age)} ago" if status["last_state"] else ""
-    rows = [("state", answering), ("last state", last), ("reason", str(status["reason"] or "")), ("pid", str(status["pid"] or ""))]
+    last = f"{status['last_state']}, entered {duration(age)} ago" if status["last_state"] else ""
+    # What is said on stderr is not said twice.
+    reason = str(status["reason"] or "")
+    rows = [("state", answering), ("last state", last), ("reason", "" if reason in said else reason), ("pid", str(status["pid"] or ""))]
     out.facts([*rows, ("looked at", "\n            ".join(status["looked_at"]))])
 
 

@@ -50,3 +50,8 @@ async def _ask(core: Core, params: dict[str, Any], began: float, within: float) 
         else:
             left += 1
     return left
+
+
+def unfinished(left: int) -> str:
+    """`1 request has not finished`."""
+    return "1 request has not finished" if left == 1 else f"{left} requests have not finished"

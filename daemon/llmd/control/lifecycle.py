@@ -11,7 +11,7 @@ import os
 import time
 
 from llmd.control.core import Core
-from llmd.control.drain import drain
+from llmd.control.drain import drain, unfinished
 from llmd.control.machine import BEFORE_READY
 from llmd.control.supervisor_client import SupervisorAway
 from llmd.control.table import Worker
@@ -175,7 +175,7 @@ class Lifecycle:
                 core.machine.fire("drain", "stopping")
             left = await drain(core, self._drain_deadline(), {"stopping": True})
             if left:
-                log.warning("%d requests have not finished within the drain", left)
+                log.warning("%s within the drain", unfinished(left))
                 await core.channel.command(core.table.role("frontend"), "shutting_down", within=LAST_WORDS)
         if core.machine.can("stop"):
             core.machine.fire("stop", "asked to")

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,12 +19,16 @@ import msgspec
 from llmd.control import drain, weights
 from llmd.control.core import Core
 from llmd.control.engine import await_engine, engine_results
+from llmd.control.state_file import replace_file
 from llmd.control.supervisor_client import SupervisorAway
-from llmd.control.verbs import Keep, ReloadParams, refuse_unless_up
+from llmd.control.verbs import REPLY_TIMEOUT, Keep, ReloadParams, refuse_unless_up
 from llmd.errors import RequestError
 from llmd.plan.spec import Boot
 
 log = logging.getLogger("llmd.control")
+
+#: Seconds that clients get to take the error event of a reload that does not wait for them.
+FAREWELL = 1.0
 
 Save = Callable[[], Awaitable[None]]
 
@@ -88,16 +90,25 @@ async def _commit(core: Core, boot: Boot, params: ReloadParams, save: Save) -> i
     """Drain if asked to, replace the boot file, restart. Returns the epoch before."""
     timeout = params.timeout_s if params.timeout_s is not None else core.boot.args.reload.timeout
     mode = params.mode or core.boot.args.reload.mode
-    if mode == "drain":
+    if mode == "abort":
+        await _abort(core)
+    elif mode == "drain":
         left = await drain.drain(core, time.monotonic() + timeout)
         if left:
-            raise RequestError(f"{left} requests have not finished within {timeout:g} s; the old weights go on", code="timeout")
+            raise RequestError(f"{drain.unfinished(left)} within {timeout:g} s; the old weights go on", code="timeout")
     before = core.epoch
     core.remembered.previous_boot, core.remembered.reload_epoch = core.boot.dump(), before
     await save()
     await _replace_boot(core, boot)
     await core.supervisor.restart_engine("reload")
     return before
+
+
+async def _abort(core: Core) -> None:
+    """End what runs with `reloaded`, and let nothing new in until the new weights are there."""
+    await drain.drain(core, time.monotonic())
+    await core.channel.command(core.table.role("frontend"), "abort", {"everything": True, "code": "reloaded"}, within=REPLY_TIMEOUT)
+    await drain.drain(core, time.monotonic() + FAREWELL)
 
 
 async def _roll_back(core: Core, old: Boot, fault: str) -> None:
@@ -121,16 +132,8 @@ async def _finish(core: Core, save: Save) -> None:
 
 
 async def _replace_boot(core: Core, boot: Boot) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, _write_boot, core.boot.ports.boot, boot.dump())
+    await asyncio.get_running_loop().run_in_executor(None, replace_file, core.boot.ports.boot, boot.dump())
     core.boot = boot
-
-
-def _write_boot(path: Path, data: bytes) -> None:
-    aside = path.with_name(f"{path.name}.new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    os.replace(aside, path)
 
 
 def _deadline(core: Core) -> float:

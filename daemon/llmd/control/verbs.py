@@ -110,13 +110,13 @@ async def flush(core: Core, params: FlushParams, keep: Keep) -> dict[str, Any]:
             _all_must_succeed(replies)
             return {"pages_freed": sum(int(r.data.get("pages_freed", 0)) for r in replies)}
         running, waiting = (sum(int(r.data.get(name, 0)) for r in busy) for name in ("running", "waiting"))
-        counts = f"running={running}, waiting={waiting}"
+        counts = f"{running} running, {waiting} waiting"
         if not params.timeout_s:
-            error = RequestError(f"requests are in work: {counts}", code="busy")
-            error.hint = "give timeout_s to wait for them"
+            error = RequestError(f"the cache is in use: requests {counts}", code="busy")
+            error.hint = "llmctl flush --timeout 30s (timeout_s in the API) waits for them"
             raise error
         if time.monotonic() >= deadline:
-            raise RequestError(f"requests are still in work after {params.timeout_s:g} s: {counts}", code="timeout")
+            raise RequestError(f"the cache is still in use after {params.timeout_s:g} s: requests {counts}", code="timeout")
         await asyncio.sleep(min(FLUSH_EVERY, max(0.0, deadline - time.monotonic())))
 
 
@@ -138,7 +138,7 @@ async def drain(core: Core, params: DrainParams, keep: Keep) -> dict[str, Any]:
     if core.machine.state != "draining" or not core.holding:
         raise RequestError("the drain has been ended", code="aborted")
     if left:
-        raise RequestError(f"{left} requests have not finished within {params.timeout_s:g} s; the drain goes on", code="timeout")
+        raise RequestError(f"{draining.unfinished(left)} within {params.timeout_s:g} s; the drain goes on", code="timeout")
     return {"left": 0}
 
 

@@ -124,6 +124,31 @@ def test_a_daemon_without_control_is_not_answering(tmp_path: Path, capsys: pytes
     assert (answer["state"], answer["running"], answer["answering"], answer["pid"]) == ("ready", True, False, process.pid)
 
 
+@pytest.mark.parametrize("left", [None, {"state": "stopped", "at": 50.0}, {"state": "starting", "at": 101.0}])
+def test_a_daemon_that_has_no_control_yet_is_starting(tmp_path: Path, left: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with process_named_llmd() as process:
+        (tmp_path / "llmd.lock").write_text(json.dumps({"pid": process.pid, "started_at": 100.0}))
+        if left is not None:
+            (tmp_path / "state.json").write_text(json.dumps(left))
+        assert ctl(tmp_path, "status", "-o", "json") == 1
+        answer = json.loads(capsys.readouterr().out)
+        assert (answer["state"], answer["running"], answer["answering"]) == ("starting", True, False)
+        assert ctl(tmp_path, "health") == 1
+        assert capsys.readouterr().out == "starting\n"
+
+
+@pytest.mark.parametrize(("last", "state"), [("ready", "died"), ("starting", "died"), ("stopped", "stopped"), ("failed", "failed")])
+def test_what_is_no_more_says_truly_how_it_ended(tmp_path: Path, last: str, state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "llmd.lock").write_text(json.dumps({"pid": 2**22 + 1, "started_at": 1.0}))
+    (tmp_path / "state.json").write_text(json.dumps({"state": last, "reason": "because", "at": 2.0}))
+    assert ctl(tmp_path, "status", "-o", "json") == 3
+    assert json.loads(capsys.readouterr().out)["state"] == state
+    assert ctl(tmp_path, "status") == 3
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("because") == 1, "the reason is said once"
+    assert f"{last}, entered" in shown.out
+
+
 def test_a_silent_daemon_is_not_answering_within_three_seconds(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "admin.sock"))

@@ -16,13 +16,19 @@ from llmctl.verbs import VERBS
 
 
 @pytest.mark.parametrize(
-    "argv", [["nope"], ["status", "--nope"], ["status", "-o", "xml"], ["status", "--timeout", "-1"], ["-i", "../x", "status"], ["reload", "weights", "a", "b"]]
+    "argv", [["status", "--nope"], ["status", "-o", "xml"], ["status", "--timeout", "-1"], ["-i", "../x", "status"], ["reload", "weights", "a", "b"]]
 )
 def test_a_bad_command_line_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: llmctl")
+
+
+@pytest.mark.parametrize(("verb", "text"), [("statsu", "did you mean `llmctl status`?"), ("xyzzy", "there are: status, ")])
+def test_an_unknown_verb_is_2_and_names_the_nearest(verb: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb]) == 2
+    assert f"there is no verb {verb!r}" in (said := capsys.readouterr().err) and text in said
 
 
 def test_no_verb_is_2_and_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

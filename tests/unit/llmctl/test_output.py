@@ -47,6 +47,10 @@ def test_yaml_reads_back(value: Any) -> None:
     assert yaml.safe_load(to_yaml(value)) == json.loads(json.dumps(value))
 
 
+def test_yaml_has_no_lone_dash() -> None:
+    assert to_yaml({"a": [{"b": 1, "c": [2]}, [3, 4]]}) == "a:\n  - b: 1\n    c:\n      - 2\n  - - 3\n    - 4"
+
+
 def test_control_characters_do_not_reach_the_terminal() -> None:
     assert one_line("a\x1b[31mb\nc") == "a [31mb c"
     assert one_line(None) == "-"
