@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from llmd.control import admin_socket, exposition, peer, status
 from llmd.control.core import Core
-from llmd.control.operations import Operation, Operations
+from llmd.control.operations import WAITING_VERBS, Operation, Operations
 from llmd.control.status import Rates
 from llmd.control.verbs import VERBS
 from llmd.errors import RequestError, envelope
@@ -115,7 +116,11 @@ def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
 
     async def change(request: Request, verb: str, raw: dict[str, Any]) -> Response:
         reason = _text(raw.pop("reason", ""), "reason")[:MAX_REASON]
-        return _json(await operations.run(verb, raw, peer.of(request.scope), reason))
+        work = asyncio.ensure_future(operations.run(verb, raw, peer.of(request.scope), reason))
+        if verb in WAITING_VERBS:
+            await _while_connected(request, work)
+            operations.end(work, "the caller hung up")
+        return _json(await work)
 
     @app.post("/v1/operations")
     async def post_operation(request: Request) -> Response:
@@ -164,6 +169,20 @@ def refuse_browsers(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> C
         await app(scope, receive, send)
 
     return guarded
+
+
+async def _while_connected(request: Request, work: asyncio.Task[Any]) -> None:
+    """Until `work` is done or its caller has hung up."""
+
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.ensure_future(hung_up())
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class ControlApp:
         self._killed: dict[tuple[str, int], float] = {}
         self._away = False
         self._broken: set[str] = set()
+        self._unwritten = False
         self._stop = asyncio.Event()
         self.operations = Operations(self.core, self._save_now)
         self._admin = AdminServer(self.core, self.operations, self._rates)
@@ -202,10 +203,17 @@ class ControlApp:
     def _save(self) -> None:
         if self._write is not None and not self._write.done():
             return  # the next turn writes what is newest
-        if self._write is not None and (error := self._write.exception()) is not None:
-            self._write = None
-            raise error
+        if self._write is not None:
+            self._say_once(self._write.exception())
         self._write = self._writer.submit(self._file.write, self.core.encode_state())
+
+    def _say_once(self, error: BaseException | None) -> None:
+        """One WARNING when the state cannot be written any more, one line when it can again."""
+        if error is not None and not self._unwritten:
+            log.warning("what a replaced control needs cannot be written, and is tried again at each heartbeat: %s", error)
+        elif error is None and self._unwritten:
+            log.info("what a replaced control needs is written again")
+        self._unwritten = error is not None
 
     async def _save_now(self) -> None:
         """What is remembered is on disk when this returns. Raises OSError."""

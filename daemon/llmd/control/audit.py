@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from llmd.control.peer import Peer
+from llmd.observability.files import open_append
 
 log = logging.getLogger(__name__)
+
+#: Lines that are kept for a disk that is full.
+MAX_KEPT = 1000
 
 
 def line(peer: Peer, verb: str, params: dict[str, Any], reason: str, result: str, code: str | None, operation_id: str | None) -> bytes:
@@ -37,14 +44,40 @@ def line(peer: Peer, verb: str, params: dict[str, Any], reason: str, result: str
     )
 
 
-def append(path: Path, data: bytes) -> None:
-    """Append in one write, so that lines never mix. A failure is logged: the change has happened already."""
-    try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+class AuditFile:
+    """Appends lines, each in one write, so that they never mix. What cannot be written is in the log, and is tried again with the next line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
+        self._lock = threading.Lock()
+
+    @property
+    def owes(self) -> bool:
+        """Whether lines wait to be written."""
+        return bool(self._kept)
+
+    def append(self, data: bytes = b"") -> None:
+        """Write what was kept, then `data`. Never raises: the change has happened already."""
+        with self._lock:
+            if data:
+                self._kept.append(data)
+            try:
+                self._write()
+            except OSError as error:
+                if data:
+                    why = error.strerror or str(error)
+                    log.error("cannot write to %s (%s), the line is kept: %s", self._path, why, data.decode().strip())
+
+    def _write(self) -> None:
+        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        descriptor = open_append(self._path)
         try:
-            os.write(descriptor, data)
+            while self._kept:
+                size = os.fstat(descriptor).st_size
+                if os.write(descriptor, self._kept[0]) < len(self._kept[0]):
+                    os.ftruncate(descriptor, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._kept.popleft()
         finally:
             os.close(descriptor)
-    except OSError as error:
-        log.error("cannot write the audit line to %s: %s", path, error)

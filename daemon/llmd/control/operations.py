@@ -23,7 +23,7 @@ from llmd.control.channel import RankReply
 from llmd.control.core import Core
 from llmd.control.params import convert
 from llmd.control.peer import Peer
-from llmd.control.supervisor_client import SupervisorAway
+from llmd.control.supervisor_client import OutcomeUnknown, SupervisorAway
 from llmd.errors import RequestError
 
 log = logging.getLogger("llmd.control")
@@ -38,6 +38,13 @@ SETTLED_WITHIN = 5.0
 
 #: Verbs that replace the engine; each excludes all others but `stop`.
 ENGINE_VERBS = frozenset({"reload", "restart"})
+
+#: Verbs that may do nothing but wait for their caller: they end when it hangs up.
+WAITING_VERBS = frozenset({"flush", "drain"})
+
+#: Seconds between two audit attempts while the disk refuses, and until an end is asked for again (asyncio may lose a cancellation).
+RETRY_AUDIT = 5.0
+END_AGAIN = 1.0
 
 
 class Operation(Struct, kw_only=True):
@@ -74,7 +81,10 @@ class Operations:
         self._save = save
         self._kept: deque[Operation] = deque(maxlen=KEPT)
         self._running: list[Operation] = []
-        self._audit = Path(core.boot.state_dir) / "audit.jsonl"
+        self._waiting: dict[str, asyncio.Task[Any]] = {}
+        self._ended: dict[asyncio.Task[Any], str] = {}
+        self._audit = audit.AuditFile(Path(core.boot.state_dir) / "audit.jsonl")
+        self._paying = False
 
     def newest_first(self) -> list[Operation]:
         """Newest first."""
@@ -84,7 +94,9 @@ class Operations:
         return next((o for o in self._kept if o.id == number), None)
 
     async def run(self, verb: str, raw: dict[str, Any], peer: Peer, reason: str = "") -> Operation:
-        """Run a verb to its end. Raises OperationFailed."""
+        """Run a verb to its end. Raises OperationFailed; whatever happens, there is one audit line."""
+        task = asyncio.current_task()
+        assert task is not None, "this is a coroutine"
         operation: Operation | None = None
         await self._core.until(lambda: self._core.settled, time.monotonic() + SETTLED_WITHIN)
         try:
@@ -94,12 +106,37 @@ class Operations:
             params = convert(raw, kind)
             self._refuse_conflicts(verb)
             operation = Operation(id=f"op-{secrets.token_hex(6)}", verb=verb, params=raw, reason=reason, started_at=time.time())
+            if isinstance(params, verbs.FlushParams) and params.timeout_s:
+                self._waiting[operation.id] = task
             await self._execute(operation, params)
         except RequestError as error:
             await self._audited(peer, verb, raw, reason, operation, error)
             raise OperationFailed(error, operation) from None
+        except asyncio.CancelledError:
+            why = self._ended.pop(task, "")
+            ended = RequestError(why or "control ends", code="aborted")
+            self._audit.append(self._line(peer, verb, raw, reason, operation, ended))
+            if not why:
+                raise
+            raise OperationFailed(ended, operation) from None
+        except Exception as error:
+            fault = self._fault(error, verb, operation)
+            await self._audited(peer, verb, raw, reason, operation, fault)
+            raise OperationFailed(fault, operation) from None
+        finally:
+            if operation is not None:
+                self._waiting.pop(operation.id, None)
+            self._ended.pop(task, None)
         await self._audited(peer, verb, raw, reason, operation, None)
         return operation
+
+    def end(self, task: asyncio.Task[Any], why: str) -> None:
+        """End what `task` runs: nobody wants its result any more. It fails with `aborted`."""
+        if task.done():
+            return
+        self._ended[task] = why
+        task.cancel()
+        asyncio.get_running_loop().call_later(END_AGAIN, lambda: self._ended.get(task) and task.cancel())
 
     async def take_up(self) -> None:
         """Finish the reload that a control before this one had begun."""
@@ -122,6 +159,7 @@ class Operations:
     def _refuse_conflicts(self, verb: str) -> None:
         if verb in ("stop", "abort"):  # what others wait for may be just what these end
             return
+        flushes = []
         for other in self._running:
             if other.verb in ENGINE_VERBS:
                 code = "reload_in_progress" if other.verb == "reload" else "busy"
@@ -129,7 +167,11 @@ class Operations:
             if other.verb == verb == "flush":
                 raise RequestError(f"operation {other.id} flushes already", code="flush_in_progress")
             if verb in ENGINE_VERBS and other.verb == "flush":
-                raise RequestError(f"operation {other.id} ({other.verb}) runs; try again when it is done", code="busy")
+                if other.id not in self._waiting:
+                    raise RequestError(f"operation {other.id} ({other.verb}) runs; try again when it is done", code="busy")
+                flushes.append(self._waiting[other.id])
+        for waiting in flushes:  # a new engine has nothing to forget
+            self.end(waiting, f"a {verb} replaces the engine, and all that a flush would have it forget")
 
     async def _execute(self, operation: Operation, params: Any) -> None:
         """Run it, keep its record. Raises RequestError."""
@@ -142,8 +184,10 @@ class Operations:
             await self._dispatch(operation, params)
             operation.state = "succeeded"
         except SupervisorAway as error:
-            self._failed(operation, "failed", "the supervisor does not answer")
-            raise RequestError(f"the supervisor does not answer: {error}", code="engine_unavailable") from None
+            fault = RequestError(_about_supervisor(error, operation.verb), code="engine_unavailable")
+            fault.hint = "see `llmctl status`"
+            self._failed(operation, "failed", fault.message, fault.code)
+            raise fault from None
         except reload.RolledBack as error:
             self._failed(operation, "rolled_back", error.message, error.code)
             raise
@@ -151,8 +195,12 @@ class Operations:
             partial = any(r.ok for r in operation.results) and not all(r.ok for r in operation.results)
             self._failed(operation, "partial" if partial else "failed", error.message, error.code)
             raise
-        except BaseException:
-            self._failed(operation, "failed", "internal error")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            self._failed(operation, "failed", self._ended.get(task, "control ends") if task else "", "aborted")
+            raise
+        except BaseException as error:
+            self._failed(operation, "failed", _text_of(error), "internal_error")
             raise
         finally:
             operation.finished_at = time.time()
@@ -179,7 +227,43 @@ class Operations:
         current = next((o for o in self._running if o.verb in ENGINE_VERBS), None) or (self._running[-1] if self._running else None)
         self._core.remembered.operation = msgspec.to_builtins(current) if current else None
 
+    @staticmethod
+    def _fault(error: Exception, verb: str, operation: Operation | None) -> RequestError:
+        """What the caller is told of an error that no verb foresees. The operating system's refusals are no fault of ours."""
+        extra = {"operation_id": operation.id} if operation else {}
+        if isinstance(error, OSError):
+            log.error("%s: %s", verb, _text_of(error), extra=extra)
+        else:
+            log.error("%s failed", verb, exc_info=error, extra=extra)
+        return RequestError(_text_of(error), code="internal_error")
+
     async def _audited(self, peer: Peer, verb: str, raw: dict[str, Any], reason: str, operation: Operation | None, error: RequestError | None) -> None:
+        data = self._line(peer, verb, raw, reason, operation, error)
+        await asyncio.get_running_loop().run_in_executor(None, self._audit.append, data)
+        if self._audit.owes and not self._paying:
+            self._paying = True
+            self._core.spawn(self._pay(), "audit lines")
+
+    async def _pay(self) -> None:
+        """Write the audit lines that the disk has refused as soon as it takes them."""
+        while self._audit.owes:
+            await asyncio.sleep(RETRY_AUDIT)
+            await asyncio.get_running_loop().run_in_executor(None, self._audit.append)
+        self._paying = False
+
+    @staticmethod
+    def _line(peer: Peer, verb: str, raw: dict[str, Any], reason: str, operation: Operation | None, error: RequestError | None) -> bytes:
         result = operation.state if operation else "refused"
-        data = audit.line(peer, verb, raw, reason, result, error.code if error else None, operation.id if operation else None)
-        await asyncio.get_running_loop().run_in_executor(None, audit.append, self._audit, data)
+        return audit.line(peer, verb, raw, reason, result, error.code if error else None, operation.id if operation else None)
+
+
+def _text_of(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot write {error.filename}: {error.strerror}" if error.filename else f"the operating system refuses: {error.strerror}"
+    return "internal error; the log has more"
+
+
+def _about_supervisor(error: SupervisorAway, verb: str) -> str:
+    if isinstance(error, OutcomeUnknown):
+        return f"the supervisor has not answered in time, and whether it will carry out the {verb} is not known: {error}"
+    return f"the supervisor does not answer: {error}"

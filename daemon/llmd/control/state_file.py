@@ -74,9 +74,17 @@ class StateFile:
         """Replace the file by `data` (an encoded ControlState), unless it holds that already."""
         if data == self._written:
             return
-        aside = self._path.with_name(f"{self._path.name}.new")
+        replace_file(self._path, data)
+        self._written = data
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` aside and rename it to `path`. Raises OSError naming the path."""
+    try:
+        aside = path.with_name(f"{path.name}.new")
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        os.replace(aside, self._path)
-        self._written = data
+        os.replace(aside, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -11,6 +11,7 @@ import http.client
 import os
 import signal
 import socket
+import time
 import xmlrpc.client
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,10 @@ class SupervisorAway(Exception):
     """The supervisor did not answer, or refused."""
 
 
+class OutcomeUnknown(SupervisorAway):
+    """The call was sent and not answered: it may have been carried out, or may still be."""
+
+
 class _Answer(msgspec.Struct):
     ok: bool
     message: str = ""
@@ -47,10 +52,13 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def call(path: Path, method: str, *arguments: str, timeout: float = CALL_TIMEOUT) -> Any:
-    """One XML-RPC call, blocking. Raises SupervisorAway."""
+    """One XML-RPC call, blocking. Raises SupervisorAway; OutcomeUnknown once the call may have arrived."""
     connection = _UnixConnection(path, timeout)
+    sent = False
     try:
         body = xmlrpc.client.dumps(arguments, method).encode()
+        connection.connect()
+        sent = True
         connection.request("POST", "/RPC2", body, {"Content-Type": "text/xml"})
         response = connection.getresponse()
         data = response.read()
@@ -61,7 +69,7 @@ def call(path: Path, method: str, *arguments: str, timeout: float = CALL_TIMEOUT
     except xmlrpc.client.Fault as fault:
         raise SupervisorAway(f"{method}: {fault.faultString}") from None
     except (OSError, http.client.HTTPException, ExpatError, xmlrpc.client.Error, IndexError) as error:
-        raise SupervisorAway(f"{method}: {type(error).__name__}: {error}") from None
+        raise (OutcomeUnknown if sent else SupervisorAway)(f"{method}: {type(error).__name__}: {error}") from None
     finally:
         connection.close()
 
@@ -84,11 +92,11 @@ class SupervisorClient:
 
     async def kill(self, name: str, pid: int) -> None:
         """Have a hung child's stacks dumped and the child killed, if it is still that process."""
-        await self._do("llmd.kill", {"name": name, "pid": pid, "reason": "hang"})
+        await self._do("llmd.kill", {"name": name, "pid": pid, "reason": "hang", "until": time.monotonic() + CALL_TIMEOUT})
 
     async def restart_engine(self, reason: str) -> None:
         """Restart the engine group as one; not counted in its budget."""
-        await self._do("llmd.restartEngine", {"reason": reason})
+        await self._do("llmd.restartEngine", {"reason": reason, "until": time.monotonic() + CALL_TIMEOUT})
 
     async def shutdown(self, status: int, why: str) -> None:
         """Stop everything in order, then exit with `status`."""

@@ -26,14 +26,19 @@ def allowed_path(boot: Boot, path: str) -> str:
     """The real path to load from. Raises RequestError: 403 outside the allowed directories, 404 where nothing is, 400."""
     if path == "dummy" and boot.files.kind == "dummy":
         return path
-    if not path.startswith("/") or "\0" in path:
+    if not path.startswith("/"):
         raise RequestError("path must be absolute", param="path")
-    real = Path(path).resolve()
+    try:
+        real = Path(path).resolve()
+        there = real.exists()
+    except (OSError, RuntimeError, ValueError) as fault:  # a name too long, links in a circle, a character that no path has
+        why = fault.strerror if isinstance(fault, OSError) else str(fault).partition(":")[0]
+        raise RequestError(f"path cannot be followed: {why}", param="path") from None
     if not any(real.is_relative_to(directory) for directory in _allowed_dirs(boot)):
         error = RequestError("path is outside of reload.allowed_dirs", code="forbidden", param="path")
         error.hint = "add its directory to reload.allowed_dirs"
         raise error
-    if not real.exists():
+    if not there:
         raise RequestError("there is nothing at this path", code="not_found", param="path")
     return str(real)
 

@@ -183,13 +183,14 @@ class TokenizerManager:
             if self._states.pop(rid, None) is not None:
                 self._port.send(AbortReq(rid=rid, epoch=state.request.epoch, code=why))
 
-    def abort(self, *, rid: str = "", client_id: str = "", everything: bool = False) -> list[str]:
-        """End the requests of that exact rid or client id, or all, with `aborted`; returns their rids. The warm-up and probes go on."""
+    def abort(self, *, rid: str = "", client_id: str = "", everything: bool = False, code: str = "aborted") -> list[str]:
+        """End the requests of that exact rid or client id, or all, with `aborted` or `reloaded`; returns their rids. The warm-up and probes go on."""
+        why = "other weights are being loaded" if code == "reloaded" else "the request was aborted by an administrator"
         open_ones = {id(s.generation): s.generation for s in self._states.values()}.values()
         chosen = [g for g in open_ones if g.metered and (everything or (rid != "" and g.rid == rid) or (client_id != "" and g.client_id == client_id))]
         for generation in chosen:
-            self.release(generation, "aborted")
-            generation.fail(RequestError("the request was aborted by an administrator", code="aborted"))
+            self.release(generation, code)
+            generation.fail(RequestError(why, code=code))
         return [generation.rid for generation in chosen]
 
     def fail_all(self, error: RequestError) -> None:

@@ -7,6 +7,8 @@ one that was given our file by hand would start a second set of processes withou
 from __future__ import annotations
 
 import json
+import math
+import time
 from typing import Any, Literal
 
 import msgspec
@@ -21,17 +23,21 @@ from llmd.supervisor.loop import LlmdSupervisor
 
 #: How often a waiting call looks again; 0, supervisord's figure, takes a whole core.
 WAIT_S = 0.05
+TOO_LATE = "this was asked for too long ago, and is not done"
 
 
 class _Kill(Struct):
     name: str
     pid: int
     reason: Literal["hang", "stop", "reload"] = "hang"
+    until: float = math.inf
+    """Monotonic, as in _Restart: the caller waits no longer, and is not to be surprised."""
 
 
 class _Restart(Struct):
     unit: str = "engine"
     reason: str = ""
+    until: float = math.inf
 
 
 class _End(Struct):
@@ -55,11 +61,14 @@ class LlmdNamespace:
     def kill(self, text: str) -> str:
         """{"name","pid","reason"}: stacks, then SIGKILL, if `pid` is still that process."""
         asked = _decode(text, _Kill)
+        if self._too_late(asked.until):
+            return self._answer(TOO_LATE)
         return self._answer(None if self._core.kill(asked.name, asked.pid, asked.reason) else f"{asked.name} is not pid {asked.pid} any more")
 
     def restartEngine(self, text: str) -> str:
         """{"reason"}: all ranks at once, a new epoch, not counted in the budget."""
-        _decode(text, _Restart)
+        if self._too_late(_decode(text, _Restart).until):
+            return self._answer(TOO_LATE)
         return self._answer(self._core.restart("engine"))
 
     def restart(self, text: str) -> str:
@@ -77,6 +86,10 @@ class LlmdNamespace:
         asked = _decode(text, _End)
         self._core.give_up(asked.status or EXIT_GAVE_UP, asked.why or "control gave up")
         return self._answer(None)
+
+    @staticmethod
+    def _too_late(until: float) -> bool:
+        return time.monotonic() > until
 
     def _answer(self, fault: str | None) -> str:
         self._supervisor.wake()

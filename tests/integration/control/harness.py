@@ -75,6 +75,7 @@ class FakeSupervisor:
         self.reports: list[dict[str, Any]] = []
         self.epoch = 1
         self.stopping = False
+        self.deaf = False
         self.drain_left_s: float | None = None
         self.pid = 1
         self.processes: dict[str, dict[str, Any]] = {
@@ -95,6 +96,8 @@ class FakeSupervisor:
                 self.reports.append(argument)
                 return self._snapshot()
             self.calls.append((name, argument))
+            if self.deaf:
+                wait_for(lambda: not self.deaf, "it hears again")
             return json.dumps({"ok": True, "message": ""})
 
         return method

@@ -54,7 +54,7 @@ def test_flush_reports_pages_busy_conflict_and_timeout(daemon: Trio) -> None:
     assert (done["state"], done["data"], len(done["results"])) == ("succeeded", {"pages_freed": 7}, 1)
     scheduler.answers["flush"] = ("busy", {"running": 2, "waiting": 1})
     refused = error(made.http.post("/v1/flush"), 409, "busy")
-    assert "running=2, waiting=1" in refused["message"]
+    assert "2 running, 1 waiting" in refused["message"]
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(made.http.post, "/v1/flush?timeout_s=1")
@@ -232,6 +232,8 @@ def test_reload_that_cannot_drain_in_time_leaves_everything(daemon: Trio) -> Non
         ({"path": None}, 400, None, "path"),
         ({"path": "relative"}, 400, None, "path"),
         ({"path": "/etc/passwd"}, 403, "forbidden", "path"),
+        ({"path": "/" + "a" * 300}, 400, None, "path"),
+        ({"path": "/a\0b"}, 400, None, "path"),
         ({"path": "dummy", "mode": "later"}, 400, None, "mode"),
         ({"path": "dummy", "version": ""}, 400, None, "version"),
         ({"path": "dummy", "colour": 1}, 400, None, "colour"),
@@ -242,6 +244,78 @@ def test_reload_refuses_by_name(daemon: Trio, body: dict[str, Any], status: int,
     made, _, _ = daemon
     error(made.http.post("/v1/reload", json=body), status, code, param)
     assert made.status()["state"] == "ready"
+    assert [(line["verb"], line["code"]) for line in audit(made)] == [("reload", code)]
+
+
+def test_links_in_a_circle_are_a_bad_path(daemon: Trio) -> None:
+    made, _, _ = daemon
+    cache = Path(made.boot.cache_dir)
+    cache.mkdir(exist_ok=True)
+    (cache / "a").symlink_to(cache / "b")
+    (cache / "b").symlink_to(cache / "a")
+    error(made.http.post("/v1/reload", json={"path": str(cache / "a")}), 400, None, "path")
+
+
+def test_a_disk_that_refuses_is_named_audited_and_survived(daemon: Trio) -> None:
+    made, _, _ = daemon
+    prime(made)
+    blocks = [made.boot.ports.boot.with_name(made.boot.ports.boot.name + ".new"), made.boot.ports.control_state.with_name("control.state.new")]
+    for path in blocks:
+        path.unlink(missing_ok=True)
+        path.mkdir()
+    said = error(made.http.post("/v1/reload", json={"path": "dummy", "mode": "now"}), 500, "internal_error")
+    assert "cannot write" in said["message"]
+    assert str(made.boot.ports.private) in said["message"]
+    assert said["operation_id"].startswith("op-")
+    assert made.status()["state"] == "ready"
+    time.sleep(1.0)
+    lines = [json.loads(line) for line in made.log.read_text().splitlines()]
+    assert not [line for line in lines if "traceback" in line]
+    assert len([line for line in lines if line["level"] == "warning" and "cannot be written" in line["msg"]]) == 1
+    for path in blocks:
+        path.rmdir()
+    wait_for(lambda: "is written again" in made.log.read_text(), "the state is written again")
+    assert [(line["verb"], line["result"], line["code"], line["operation_id"]) for line in audit(made)] == [
+        ("reload", "failed", "internal_error", said["operation_id"])
+    ]
+
+
+def test_a_waiting_flush_ends_with_its_caller_and_for_a_restart(daemon: Trio) -> None:
+    made, scheduler, _ = daemon
+    scheduler.answers["flush"] = ("busy", {"running": 1, "waiting": 0})
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(made.boot.ports.admin_socket)), base_url="http://admin", timeout=0.5) as other:
+        with pytest.raises(httpx.TimeoutException):
+            other.post("/v1/flush?timeout_s=600")
+    wait_for(lambda: made.status()["operation"] is None, "the flush has ended")
+    assert [(line["verb"], line["result"], line["code"]) for line in audit(made)] == [("flush", "failed", "aborted")]
+    with ThreadPoolExecutor(2) as pool:
+        flush = pool.submit(made.http.post, "/v1/flush?timeout_s=600")
+        wait_for(lambda: (made.status()["operation"] or {}).get("verb") == "flush", "flush runs")
+        restart = pool.submit(made.http.post, "/v1/restart")
+        assert "restart" in error(flush.result(), 409, "aborted")["message"]
+        new_engine(made, scheduler, 2)
+        assert restart.result().status_code == 200
+
+
+def test_an_answer_that_does_not_come_leaves_the_outcome_open(daemon: Trio) -> None:
+    made, _, _ = daemon
+    made.supervisor.deaf = True
+    said = error(made.http.post("/v1/restart"), 503, "engine_unavailable")
+    made.supervisor.deaf = False
+    assert "not known" in said["message"]
+    assert made.supervisor.called("restartEngine")[0]["until"] < time.monotonic() + 3
+
+
+def test_reload_with_abort_ends_what_runs_by_that_name(daemon: Trio) -> None:
+    made, scheduler, frontend = daemon
+    prime(made)
+    frontend.answers["drain"] = {"inflight": 0}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.http.post, "/v1/reload", json={"path": "dummy", "version": "v2", "mode": "abort"})
+        wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
+        assert [c.params for c in frontend.commands if c.verb == "abort"] == [{"everything": True, "code": "reloaded"}]
+        new_engine(made, scheduler, 2)
+        assert answer.result().status_code == 200
 
 
 def test_reload_of_a_missing_path_and_of_other_shapes(daemon: Trio) -> None:
