@@ -24,7 +24,7 @@ FOLLOW_EVERY = 0.2
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("process", nargs="*", help="only these processes, e.g. control-0")
+    parser.add_argument("process", nargs="*", help="only these processes, e.g. control-0, or all of a role, e.g. scheduler")
     parser.add_argument("-n", "--lines", type=int, default=50, help="how many lines; default: 50")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines until interrupted")
     parser.add_argument("--dir", type=Path, help="where the log files are; default: the daemon's log_dir")
@@ -63,7 +63,7 @@ def _directory(context: Context) -> Path:
 
 
 def _files(directory: Path, wanted: list[str]) -> list[Path]:
-    return [path for path in sorted(directory.glob("*.log")) if not wanted or path.stem in wanted]
+    return [path for path in sorted(directory.glob("*.log")) if not wanted or path.stem in wanted or path.stem.rpartition("-")[0] in wanted]
 
 
 def _tail(path: Path, end: int) -> list[tuple[str, str]]:

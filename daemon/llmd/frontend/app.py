@@ -19,10 +19,13 @@ from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
 from llmd.frontend.openai.chat import ChatCompletions
 from llmd.frontend.openai.completions import Completions
 from llmd.frontend.openai.models import Model, Models
-from llmd.frontend.replies import error_body, error_headers, internal_error
+from llmd.frontend.replies import error_body, error_headers, internal_error, reply_json
 from llmd.frontend.runtime import Runtime
 
 _CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+_SOME_PATHS: Final = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /readyz"
+#: A longer path is not repeated to whoever asked for it.
+_PATH_SHOWN: Final = 128
 
 
 def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) -> App:
@@ -36,9 +39,9 @@ def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) ->
     return Gate(app, runtime)
 
 
-def _routes(runtime: Runtime) -> list[Any]:
+def _routes(runtime: Runtime) -> list[Route]:
     ready = Health(runtime, "ready")
-    return [
+    routes = [
         _route(ChatCompletions.path, ChatCompletions(runtime), "POST"),
         _route(Completions.path, Completions(runtime), "POST"),
         _route("/v1/models", Models(runtime)),
@@ -51,6 +54,7 @@ def _routes(runtime: Runtime) -> list[Any]:
         _route("/health_generate", HealthGenerate(runtime)),
         _route("/metrics", Metrics(runtime)),
     ]
+    return [*routes, _route("/", _Index(runtime, routes))]
 
 
 def _route(path: str, app: App, method: str = "GET") -> Route:
@@ -92,5 +96,22 @@ async def _on_fault(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = {404: "no such path", 405: "this path does not take that method"}.get(error.status_code, "the request cannot be handled")
-    return _respond(request, RequestError(message, code=_CODES.get(error.status_code), status=error.status_code), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    path = request.url.path
+    shown = path if path.isprintable() and len(path) <= _PATH_SHOWN else "the path"
+    message = {
+        404: f"{shown} is not served here; there are {_SOME_PATHS}, and GET / lists all",
+        405: f"{shown} takes {headers.get('Allow', 'another method')}, not {request.method}",
+    }.get(error.status_code, "the request cannot be handled")
+    return _respond(request, RequestError(message, code=_CODES.get(error.status_code), status=error.status_code), headers)
+
+
+class _Index:
+    """GET /: what there is, for whoever opens the address in a browser."""
+
+    def __init__(self, runtime: Runtime, routes: list[Route]) -> None:
+        paths = [f"{'POST' if 'POST' in (route.methods or ()) else 'GET'} {route.path.replace('{model:path}', 'ID')}" for route in routes]
+        self._body = {"service": "llmd", "model": runtime.boot.served_name, "paths": paths}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await reply_json(send, 200, self._body)

@@ -48,7 +48,7 @@ from llmd.wire.messages import (
 EOS = 256
 CONTEXT = 512
 TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'alien' %}{{ raise_exception('only humans may speak here') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'function' %}{{ raise_exception('only humans may speak here') }}{% endif %}"
     "{{ m.role }}:{{ m.content }}\n{% endfor %}assistant:"
 )
 

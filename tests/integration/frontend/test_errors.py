@@ -128,6 +128,8 @@ def test_the_bad_id_of_a_logit_bias_is_named(shared: Shared, name: str) -> None:
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "wizard", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "User", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
@@ -200,7 +202,7 @@ def test_a_budget_beyond_the_context_is_refused_on_both_endpoints(shared: Shared
 
 
 def test_the_template_s_own_sentence(shared: Shared) -> None:
-    assert "only humans may speak here" in check(chat(shared, messages=[{"role": "alien", "content": "x"}]), 400, "messages")
+    assert "only humans may speak here" in check(chat(shared, messages=[{"role": "function", "content": "x"}]), 400, "messages")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"nul", b'{"a": 1,}', b"\xff\xfe{", b"[" * 20000, b'{"a":' * 20000, b'{"n": ' + b"9" * 5000 + b"}"])
@@ -219,7 +221,7 @@ def test_body_too_large_declared_and_chunked(shared: Shared) -> None:
 
 
 def test_unknown_paths_and_methods(shared: Shared) -> None:
-    for path in ("/", "/nope", "/v1/nope", "/v1/models/", "//v1/models", "/V1/models", "/docs", "/openapi.json"):
+    for path in ("/nope", "/v1/nope", "/v1/models/", "//v1/models", "/V1/models", "/docs", "/openapi.json"):
         check(httpx.get(shared.url + path), 404, "model" if path == "/v1/models/" else None, "model_not_found" if path == "/v1/models/" else "not_found")
     answer = httpx.get(shared.url + "/v1/completions")
     check(answer, 405, None, "method_not_allowed")
@@ -241,7 +243,7 @@ def test_bytes_that_are_not_http(shared: Shared) -> None:
 
 def test_headers_are_bounded(shared: Shared) -> None:
     answer = httpx.get(shared.url + "/livez", headers={"X-Big": "x" * 100_000})
-    check(answer, 400, None)
+    check(answer, 431, None)
 
 
 @pytest.mark.parametrize("value", [b"x" * 129, "ü".encode(), b""])
@@ -280,3 +282,15 @@ def test_strict_refuses_unknown_fields(make_world: Any) -> None:
 
 def test_unknown_fields_are_ignored_by_default(shared: Shared) -> None:
     assert comp(shared, temprature=1).status_code == 200
+
+
+def test_a_path_that_is_not_served_is_named_with_some_that_are(shared: Shared) -> None:
+    said = check(httpx.get(shared.url + "/v1/nowhere"), 404, None, "not_found")
+    assert "/v1/nowhere" in said and "POST /v1/chat/completions" in said
+    assert "takes POST, not GET" in check(httpx.get(shared.url + "/v1/completions"), 405, None, "method_not_allowed")
+
+
+def test_the_root_lists_what_is_served(shared: Shared) -> None:
+    answer = httpx.get(shared.url + "/")
+    assert answer.status_code == 200
+    assert {"POST /v1/chat/completions", "GET /v1/models", "GET /readyz", "GET /metrics"} <= set(answer.json()["paths"])

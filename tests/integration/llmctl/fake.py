@@ -8,6 +8,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -124,6 +125,10 @@ def process_named_llmd() -> Iterator[subprocess.Popen[bytes]]:
     """A live process that looks like llmd to `ps`."""
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", "llmd"], stdin=subprocess.PIPE)
     try:
+        # An exec is over a moment after Popen knows of it: until then there is no command line.
+        deadline = time.monotonic() + 10
+        while b"llmd" not in Path(f"/proc/{process.pid}/cmdline").read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.005)
         yield process
     finally:
         if process.poll() is None:

@@ -294,6 +294,8 @@ def test_logs_are_merged_in_the_order_of_time(tmp_path: Path, capsys: pytest.Cap
     ]
     assert ctl(tmp_path, "logs", "-n", "1", "-o", "json", "--dir", str(log), "control-0") == 0
     assert json.loads(capsys.readouterr().out)["msg"] == "three\x1b[2J"
+    assert ctl(tmp_path, "logs", "-n", "1", "scheduler") == 0
+    assert capsys.readouterr().out.splitlines() == ["Traceback of two"]
     assert ctl(tmp_path, "logs", "nobody") == 1
     assert "control-0, scheduler-0" in capsys.readouterr().err
 

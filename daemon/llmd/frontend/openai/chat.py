@@ -32,6 +32,10 @@ _UNSUPPORTED = (
 )
 
 
+#: Roles of the API. Most templates take any word for a role, and a model makes nothing of one that it was not trained on.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
 class ChatCompletions(Endpoint):
     """The chat endpoint."""
 
@@ -125,6 +129,8 @@ def _message(item: Any, path: str) -> dict[str, Any]:
     role = fields.string("role", longest=64)
     if not role:
         raise fault(path + ".role", "is required")
+    if role not in ROLES:
+        raise fault(path + ".role", f"must be one of {', '.join(ROLES)}")
     fields.neutral("tool_calls", values=([],))
     fields.neutral("function_call", "audio", "refusal")
     content = item.get("content")
