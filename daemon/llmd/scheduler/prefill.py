@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
-from llmd.memory.radix_cache import common_tokens
+from llmd.memory.radix_cache import TOKEN_BYTES
 from llmd.observability.totals import Meter
 from llmd.scheduler.decode import DecodeManager
 from llmd.scheduler.kv import KvManager
@@ -15,6 +16,7 @@ from llmd.scheduler.waiting import WaitingQueue
 
 #: A prompt waits for another that is computing so many tokens of its own right now, to take them over instead.
 SHARE_TOKENS = 32
+_BEGINNING = SHARE_TOKENS * TOKEN_BYTES
 
 
 class PrefillManager:
@@ -31,7 +33,7 @@ class PrefillManager:
     def make_way(self) -> None:
         """Send running requests back to the queue for a head that the policy puts before them and that can run in their place."""
         head = self._waiting.head(time.monotonic()) if self._waiting.preempts else None
-        if head is None or self._fits(head):
+        if head is None or self._fits(head, self._expected_by_running()):
             return
         victims, kept = [], 0
         for req in self._decode.running.values():
@@ -44,7 +46,7 @@ class PrefillManager:
         for req in sorted(victims, key=self._waiting.worth, reverse=True):
             self._decode.retract(req)
             self._meter.inc("llmd_requests_preempted_total")
-            if self._fits(head):
+            if self._fits(head, self._expected_by_running()):
                 return
 
     def schedule(self, batch: ScheduleBatch, chunk: int, admit: Callable[[Req], bool]) -> None:
@@ -52,11 +54,17 @@ class PrefillManager:
 
         `admit(req)` is told of each admission; False: the request is no more.
         """
-        begun = sorted((req for req in self._decode.running.values() if req.pending > 1 and not req.ending(self._context_length)), key=self._waiting.worth)
+        begun = self._begun() if len(batch.reqs) < len(self._decode.running) else []
         for req in begun:
             self._take(batch, req, chunk)
-        while batch.prefill_tokens < chunk and (head := self._waiting.head(time.monotonic())) is not None:
-            if self._better_later(head, begun) or not self._fits(head):
+        if not self._slot_free or not len(self._waiting):
+            return
+        beginnings: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for req in begun:
+            beginnings[req.prompt_key[:_BEGINNING]].append(req.prompt_key)
+        expected = self._expected_by_running()
+        while batch.prefill_tokens < chunk and self._slot_free and (head := self._waiting.head(time.monotonic())) is not None:
+            if self._better_later(head, beginnings) or not self._fits(head, expected):
                 return
             self._waiting.pop(head.rid)
             if not admit(head):
@@ -67,8 +75,13 @@ class PrefillManager:
                 self._decode.retract(head)
                 return
             self._count_reuse(head)
-            begun.append(head)
+            beginnings[head.prompt_key[:_BEGINNING]].append(head.prompt_key)
+            expected += self._expected_pages(head)
             self._take(batch, head, chunk)
+
+    def _begun(self) -> list[Req]:
+        """Running requests whose prompt is not all computed."""
+        return sorted((req for req in self._decode.running.values() if req.pending > 1 and not req.ending(self._context_length)), key=self._waiting.worth)
 
     def _count_reuse(self, req: Req) -> None:
         """Once a request: a retracted one finds its own tokens."""
@@ -87,23 +100,34 @@ class PrefillManager:
         if left > 0:
             batch.add(req, req.pending if req.wants_prompt_logprobs else min(req.pending, left), prefill=True)
 
-    def _better_later(self, req: Req, begun: list[Req]) -> bool:
-        """Whether one of the prompts that are being computed will soon give much of this one's KV to the tree."""
-        if self._kv.cache is None or not begun or req.wants_prompt_logprobs:
-            return False
-        known = self._kv.known_pages(req)[0] * self._kv.pages.page_size
-        return any(common_tokens(req.prompt_key, other.prompt_key) - known >= SHARE_TOKENS for other in begun)
+    @property
+    def _slot_free(self) -> bool:
+        return len(self._decode.running) < self._max_running and self._kv.rows.available > 0
 
-    def _fits(self, req: Req) -> bool:
-        """Whether `req` has a slot, and pages for its tokens and what all are expected to generate. Alone, it needs no more than its tokens."""
+    def _better_later(self, req: Req, beginnings: Mapping[bytes, list[bytes]]) -> bool:
+        """Whether one of the prompts that are being computed, here by their beginnings, will soon give much of this one's KV to the tree."""
+        alike = beginnings.get(req.prompt_key[:_BEGINNING])
+        if self._kv.cache is None or not alike or req.wants_prompt_logprobs:
+            return False
+        wanted = self._kv.known_pages(req)[0] * self._kv.pages.page_size * TOKEN_BYTES + _BEGINNING
+        return len(req.prompt_key) >= wanted and any(other.startswith(req.prompt_key[:wanted]) for other in alike)
+
+    def _fits(self, req: Req, expected: int) -> bool:
+        """Whether `req` has a slot, and pages for its tokens and what all are expected to generate. Alone, it needs no more than its tokens.
+
+        `expected`: pages that those who run are expected to take still.
+        """
         running = self._decode.running
-        if len(running) >= self._max_running or not self._kv.rows.available:
+        if not self._slot_free:
             return False
         known, cached = self._kv.known_pages(req)
         available = self._kv.pages_available - cached
         if not running:
             return self._kv.pages.pages_for(req.length) - known <= available
-        return sum(self._expected_pages(other) for other in running.values()) + self._expected_pages(req) - known <= available
+        return expected + self._expected_pages(req) - known <= available
+
+    def _expected_by_running(self) -> int:
+        return sum(self._expected_pages(req) for req in self._decode.running.values())
 
     def _expected_pages(self, req: Req) -> int:
         """Pages that `req` will still take, known ones included."""
