@@ -27,7 +27,9 @@ class LastExit(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """`killed by SIGKILL` or `exited with status 70`."""
+        """`killed by SIGKILL`, `exited with status 70`, or that it was meant."""
+        if self.reason == "reload":
+            return "is replaced, as asked"
         if self.status >= 0:
             return f"exited with status {self.status}"
         try:
