@@ -165,7 +165,8 @@ class ControlApp:
         while True:
             core.report_due.clear()
             try:
-                core.take_snapshot(await core.supervisor.report(self._report()))
+                asked = time.monotonic()
+                core.take_snapshot(await core.supervisor.report(self._report()), asked)
                 self._away = False
             except SupervisorAway as error:
                 if not self._away:

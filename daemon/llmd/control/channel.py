@@ -47,18 +47,21 @@ class RankReply(Struct, frozen=True, kw_only=True):
 
 
 class Channel:
-    """See the module. `on_message(worker, message)` runs after the table has taken the message in; `on_bad_frame` counts."""
+    """See the module. `on_message(worker, message)` runs after the table has taken the message in; `on_bad_frame` counts;
+    a Hello that `believes` refuses changes nothing and is asked for again."""
 
     def __init__(
         self,
         table: WorkerTable,
         *,
         expected: frozenset[str],
+        believes: Callable[[Hello], bool] = lambda hello: True,
         on_message: Callable[[Worker, Message], None],
         on_bad_frame: Callable[[], None],
     ) -> None:
         self._table = table
         self._expected = expected
+        self._believes = believes
         self._on_message = on_message
         self._on_bad_frame = on_bad_frame
         self._ids = itertools.count(1)
@@ -117,6 +120,8 @@ class Channel:
         if f"{message.role}-{message.rank}" not in self._expected:
             self._bad(identity, f"Hello of {message.role}-{message.rank}, which is not in the plan")
             return None
+        if not self._believes(message):
+            return None  # and it is asked again
         self._asked.pop(identity, None)
         return self._table.hello(identity, message, now)
 

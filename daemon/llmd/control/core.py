@@ -23,7 +23,7 @@ from llmd.control.supervisor_client import SupervisorClient
 from llmd.control.table import Worker, WorkerTable, is_dead
 from llmd.plan.context import WorkerContext
 from llmd.plan.spec import Boot
-from llmd.wire.messages import Message, Publish, Ready
+from llmd.wire.messages import Hello, Message, Publish, Ready
 
 log = logging.getLogger("llmd.control")
 
@@ -49,6 +49,7 @@ class Core:
         self.channel = Channel(
             self.table,
             expected=frozenset(p.name for p in self.boot.processes if p.role != "control") | (_EXTERNAL if self.boot.external_frontend else frozenset()),
+            believes=self._believes,
             on_message=self._message,
             on_bad_frame=lambda: self.ledger.inc("llmd_wire_bad_frames_total", channel="control"),
         )
@@ -135,16 +136,23 @@ class Core:
 
     # ------------------------------------------------------------ what comes in
 
-    def take_snapshot(self, snapshot: Snapshot) -> None:
-        """The supervisor's truth."""
+    def take_snapshot(self, snapshot: Snapshot, asked: float = 0.0) -> None:
+        """The supervisor's truth; `asked`: when it was asked for it."""
         previous, self.snapshot, self.snapshot_at = self.snapshot, snapshot, time.monotonic()
         for view in snapshot.processes:
             self._note_restart(view)
             self._note_death(previous, view)
-        self.table.reconcile(snapshot)
+        self.table.reconcile(snapshot, asked)
         self.remembered.epoch = max(self.remembered.epoch, snapshot.epoch)
         if not snapshot.same_as(previous):
             self.changed.set()
+
+    def _believes(self, hello: Hello) -> bool:
+        view = self.snapshot.process(f"{hello.role}-{hello.rank}") if self.snapshot else None
+        if self.table.believes(hello, view):
+            return True
+        self.report_due.set()  # the snapshot may be what is old
+        return False
 
     def _note_restart(self, view: ProcessView) -> None:
         seen = self.remembered.incarnations.get(view.name, 1)

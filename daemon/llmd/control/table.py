@@ -40,6 +40,8 @@ class Worker:
     totals: Totals = field(default_factory=Totals)
     beat_at: float = 0.0
     """Last heartbeat, 0 for none yet."""
+    since: float = 0.0
+    """When it said its first Hello to this control."""
 
     @property
     def name(self) -> str:
@@ -85,7 +87,7 @@ class WorkerTable:
             return known
         if known is not None:
             self.drop(known)
-        worker = Worker(message.role, message.rank, message.pid, message.incarnation, message.epoch, identity, heard_at=now, progress_at=now)
+        worker = Worker(message.role, message.rank, message.pid, message.incarnation, message.epoch, identity, heard_at=now, progress_at=now, since=now)
         self._by_name[name] = self._by_identity[identity] = worker
         return worker
 
@@ -112,12 +114,22 @@ class WorkerTable:
             del self._by_identity[worker.identity]
         self._on_gone(worker)
 
-    def reconcile(self, snapshot: Snapshot) -> None:
-        """Drop workers that the supervisor knows to be dead. A worker newer than the snapshot stays."""
+    def reconcile(self, snapshot: Snapshot, asked: float = 0.0) -> None:
+        """Drop workers that the supervisor knows to be dead. A worker newer than the snapshot stays; one that had said Hello before
+        the snapshot was asked for (at `asked`) and is not in it was never the supervisor's."""
         for view in snapshot.processes:
             worker = self._by_name.get(view.name)
-            if worker is not None and is_dead(worker, view):
+            if worker is not None and (is_dead(worker, view) or (view.pid != worker.pid and worker.since < asked)):
                 self.drop(worker)
+
+    def believes(self, message: Hello, view: ProcessView | None) -> bool:
+        """Whether `message` may come from the process that it names, as far as the supervisor's last snapshot tells.
+
+        A process that lives there is replaced by nobody; whoever is newer than the snapshot says Hello again after the next one."""
+        if view is None or view.pid == message.pid:
+            return True
+        known = self._by_name.get(view.name)
+        return message.incarnation > view.incarnation and (known is None or known.pid != view.pid)
 
     def forgive(self, seconds: float) -> None:
         """Control itself stood still for so long: nobody else's silence in that time counts."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from llmd.detokenizer.request import Gap, RequestState
 from llmd.observability.totals import Meter
 from llmd.tokenizer.token_bytes import TokenBytes
@@ -9,6 +11,8 @@ from llmd.wire.messages import AbortReq, BatchStrOutput, BatchTokenIDOutput, Det
 
 #: Requests ended here whose last chunks may still be on their way; only these are ever forgotten by number.
 MAX_ENDED = 10_000
+#: Seconds of nothing but messages of an earlier epoch, after which that one is believed again: what is left of a dead engine's output is gone long before.
+BACK_S = 1.0
 
 
 class Detokenizer:
@@ -23,13 +27,19 @@ class Detokenizer:
         self._ended: dict[str, None] = {}
         self._out: dict[int, list[TextChunk]] = {}
         self._unknown: list[tuple[int, str]] = []
+        self._earlier_since: float | None = None
 
     def __len__(self) -> int:
         return len(self._states)
 
     def take(self, message: BatchTokenIDOutput | AbortReq) -> None:
-        """Take one message of the scheduler in. One of an older epoch is dropped, one of a newer ends all that was before."""
-        if message.epoch != self._epoch and not self._enter(message.epoch):
+        """Take one message of the scheduler in. One of an older epoch is dropped, one of a newer ends all that was before.
+
+        Where the newer one was nobody's, the engine that goes on speaking is heard again after `BACK_S`.
+        """
+        if message.epoch == self._epoch:
+            self._earlier_since = None
+        elif not self._enter(message.epoch):
             return
         if isinstance(message, AbortReq):
             self._states.pop(message.rid, None)
@@ -54,9 +64,12 @@ class Detokenizer:
 
     def _enter(self, epoch: int) -> bool:
         if epoch < self._epoch:
-            self._meter.inc("llmd_wire_stale_messages_total", channel="detokenizer")
-            return False
-        self._epoch = epoch
+            now = time.monotonic()
+            self._earlier_since = self._earlier_since or now
+            if now - self._earlier_since < BACK_S:
+                self._meter.inc("llmd_wire_stale_messages_total", channel="detokenizer")
+                return False
+        self._epoch, self._earlier_since = epoch, None
         self._states.clear()
         self._ended.clear()
         self._out.clear()

@@ -9,10 +9,17 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
 from msgspec import Struct
 
 from llmd.errors import RequestError
 from llmd.wire.messages import Finish, TextChunk, TokenizedGenerateReqInput, TokenLogprob
+
+#: Logprobs that a choice keeps as objects; what waits beyond them is packed: a token with twenty alternatives has kilobytes as objects.
+LOOSE = 64
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[TokenLogprob]).decode
 
 
 class Delta(Struct, frozen=True):
@@ -32,6 +39,7 @@ class ReqState:
     __slots__ = (
         "_ids",
         "_logprobs",
+        "_packed",
         "_prompt_logprobs",
         "_text",
         "cached_tokens",
@@ -58,6 +66,7 @@ class ReqState:
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._packed: list[bytes] = []
         self._prompt_logprobs: list[TokenLogprob] | None = None
 
     def put(self, chunk: TextChunk) -> None:
@@ -70,6 +79,9 @@ class ReqState:
             self._text.append(chunk.text)
         if chunk.logprobs:
             self._logprobs += chunk.logprobs
+            if len(self._logprobs) >= LOOSE:
+                self._packed.append(_pack(self._logprobs))
+                self._logprobs = []
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs = chunk.prompt_logprobs
         self.finish = chunk.finish
@@ -77,8 +89,11 @@ class ReqState:
 
     def take(self) -> Delta:
         """All pieces since the last call, as one."""
-        delta = Delta(self.index, "".join(self._text), self._ids, self._logprobs, self._prompt_logprobs, self.finish)
-        self._text, self._ids, self._logprobs, self._prompt_logprobs = [], [], [], None
+        logprobs = self._logprobs
+        if self._packed:
+            logprobs = [entry for piece in self._packed for entry in _unpack(piece)] + logprobs
+        delta = Delta(self.index, "".join(self._text), self._ids, logprobs, self._prompt_logprobs, self.finish)
+        self._text, self._ids, self._logprobs, self._packed, self._prompt_logprobs = [], [], [], [], None
         return delta
 
 

@@ -34,6 +34,8 @@ DUMP_S = 0.25
 CONTROL_START_S = 30.0
 #: A gap between two ticks counts for at most this much silence of control: a supervisor that was stopped itself kills nobody.
 MAX_GAP_S = 1.5
+#: Seconds beyond `startup_timeout` after which the supervisor itself ends a start that gets on no more; control, which names the culprit, is first.
+START_GRACE_S = 5.0
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -126,6 +128,7 @@ class Core:
         self._executions: list[tuple[float, str, int]] = []
         self._report: Report | None = None
         self._silence = 0.0
+        self._standstill = 0.0
         self._last_tick = self._started
         self._control = next((spec.name for spec in specs if spec.role == "control"), None)
 
@@ -192,6 +195,7 @@ class Core:
         self._notifier.reloading(report.state == "reloading")
         if self.mode == "starting" and (before is None or (before.state, before.stage, before.progress) != (report.state, report.stage, report.progress)):
             self._notifier.extend(self.settings.startup_timeout)
+            self._standstill = 0.0
             self._on_progress(report)
         if report.ready and self.mode == "starting":
             self.mode = "running"
@@ -275,6 +279,7 @@ class Core:
         """One look at everything. True when processes were started, so that supervisord should look again at once."""
         now = self._os.monotonic()
         self._watch_control(now)
+        self._watch_start(now)
         self._execute(now)
         spawned = self._step_units(now)
         self._watch_drain(now)
@@ -371,6 +376,15 @@ class Core:
             log.error("control has been silent for %.1f s", self._silence)
             self._silence = 0.0
             self.kill(self._control, pid, "hang")
+
+    def _watch_start(self, now: float) -> None:
+        """A start that nobody tells anything new of is over, whatever keeps control from ending it."""
+        if self.mode != "starting" or self.stop is not None:
+            return
+        self._standstill += min(now - self._last_tick, MAX_GAP_S)
+        if self._standstill > self.settings.startup_timeout + START_GRACE_S:
+            stage = self._report.stage or self._report.state if self._report is not None else "control has not said a word"
+            self.give_up(EXIT_GAVE_UP, f"llmd could not start: no progress for {self._standstill:.0f} s: {stage}")
 
     def _control_limit(self) -> float:
         start = min(CONTROL_START_S, self.settings.startup_timeout)

@@ -283,9 +283,9 @@ def test_a_disk_that_refuses_is_named_audited_and_survived(daemon: Trio) -> None
 def test_a_waiting_flush_ends_with_its_caller_and_for_a_restart(daemon: Trio) -> None:
     made, scheduler, _ = daemon
     scheduler.answers["flush"] = ("busy", {"running": 1, "waiting": 0})
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(made.boot.ports.admin_socket)), base_url="http://admin", timeout=0.5) as other:
-        with pytest.raises(httpx.TimeoutException):
-            other.post("/v1/flush?timeout_s=600")
+    transport = httpx.HTTPTransport(uds=str(made.boot.ports.admin_socket))
+    with httpx.Client(transport=transport, base_url="http://admin", timeout=0.5) as other, pytest.raises(httpx.TimeoutException):
+        other.post("/v1/flush?timeout_s=600")
     wait_for(lambda: made.status()["operation"] is None, "the flush has ended")
     assert [(line["verb"], line["result"], line["code"]) for line in audit(made)] == [("flush", "failed", "aborted")]
     with ThreadPoolExecutor(2) as pool:

@@ -60,3 +60,25 @@ def test_progress_counts_only_when_something_has_moved() -> None:
     assert (worker.progress_at, worker.heard_at) == (5.0, 50.0)
     it.forgive(10.0)
     assert (worker.progress_at, worker.heard_at) == (15.0, 60.0)
+
+
+def test_nobody_replaces_a_process_that_the_supervisor_knows_to_live() -> None:
+    it, gone = table()
+    real = it.hello(b"a", hello(2, 11), 1.0)
+    view = snapshot(pid=11, incarnation=2).process("scheduler-0")
+    assert it.believes(hello(2, 11), view)
+    assert not it.believes(hello(2, 666), view)
+    assert not it.believes(hello(999, 666), view)
+    it.reconcile(snapshot(pid=12, incarnation=3))
+    assert gone == [real]
+    assert it.believes(hello(3, 12), snapshot(pid=12, incarnation=3).process("scheduler-0"))
+
+
+def test_a_worker_that_a_later_snapshot_does_not_know_goes() -> None:
+    it, gone = table()
+    forged = it.hello(b"a", hello(999, 666), 1.0)
+    it.reconcile(snapshot(pid=11, incarnation=2), asked=0.5)
+    assert gone == []
+    it.reconcile(snapshot(pid=11, incarnation=2), asked=1.5)
+    assert gone == [forged]
+    assert it.hello(b"b", hello(2, 11), 2.0) is not None

@@ -201,3 +201,19 @@ def test_joined_stream_is_the_full_decode_up_to_the_first_stop(chunks: list[list
     assert all(chunk.text for chunk in out[:-1])
     assert [chunk.first for chunk in out] == [sum(len(c.token_ids) for c in out[:at]) for at in range(len(out))]
     assert len(feed.core) == 0
+
+
+def test_an_epoch_that_nobody_has_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("llmd.detokenizer.detokenizer.time.monotonic", lambda: now)
+    feed = Feed(epoch=3)
+    assert feed.one("a", b"x") is not None
+    feed.epoch = 999
+    feed.core.take(BatchTokenIDOutput(epoch=999, chunks=[]))
+    feed.epoch = 3
+    assert feed.one("a", b"x") is None
+    now = 100.5
+    assert feed.one("b", b"x") is None
+    now = 101.5
+    assert feed.send(feed.chunk("b", b"x")) == [(0, Detokenizer404(rid="b", epoch=3))]
+    assert feed.one("c", b"x") is not None

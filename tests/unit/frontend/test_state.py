@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from llmd.frontend.exchange import OUTCOMES, Exchange, outcome_of
 from llmd.frontend.req_state import Generation
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles
-from llmd.wire.messages import Finish, Publish, SamplingParams, TextChunk, TokenizedGenerateReqInput
+from llmd.wire.messages import Finish, Publish, SamplingParams, TextChunk, TokenizedGenerateReqInput, TokenLogprob
 
 FILES = ModelFiles(
     kind="dummy",
@@ -235,3 +236,23 @@ def test_a_log_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: 
     log.close()
     assert len([r for r in caplog.records if "access log" in r.message]) == 1
     assert log.dropped == 5
+
+
+def test_what_a_slow_client_has_not_taken_is_kept_small_and_whole() -> None:
+    def made(i: int) -> TokenLogprob:
+        top = tuple((i * 20 + k, -k / 7) for k in range(20))
+        return TokenLogprob(i, -0.5 if i else None, top, b"\xff%d" % i, tuple(b"alternative %d" % id for id, _ in top))
+
+    generation = Generation("r", streamed=True)
+    state = generation.add(TokenizedGenerateReqInput(rid="r", frontend=0, epoch=1, input_ids=[1], sampling=SamplingParams(max_new_tokens=9000)))
+    tracemalloc.start()
+    for i in range(2000):
+        state.put(TextChunk("r", i, "x", [i], logprobs=[made(i)]))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held / 2000 < 1600, "bytes a token; it is more than 3000 as objects"
+    (delta,) = generation.take()
+    assert delta.logprobs == [made(i) for i in range(2000)]
+    assert (len(delta.text), len(delta.token_ids)) == (2000, 2000)
+    state.put(TextChunk("r", 2000, "y", [1], logprobs=[made(7)]))
+    assert generation.take()[0].logprobs == [made(7)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from llmd.plan.spec import make_plan
 from llmd.supervisor.core import Core, Report, Settings
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
+from llmd.supervisor.rpc import LlmdNamespace
 
 SPECS = make_plan(ServerArgs(), PortArgs("/run/llmd"), threads=1)
 
@@ -221,3 +224,33 @@ def test_last_exit_holds_the_last_lines(world: World) -> None:
     world.die("scheduler-0", -6)
     last = next(p for p in world.core.snapshot()["processes"] if p["name"] == "scheduler-0")["last_exit"]
     assert (last["status"], last["reason"], last["stderr"]) == (-6, "signal", "last line of scheduler-0")
+
+
+def test_a_start_that_gets_nowhere_ends() -> None:
+    world = make(startup_timeout=20.0, control_timeout=300.0)
+    for _ in range(23):
+        world.tick(1.0)
+    assert world.core.mode == "starting"
+    world.core.report(Report(state="loading", stage="weights"))
+    for _ in range(23):
+        world.tick(1.0)
+        world.core.report(Report(state="loading", stage="weights"))
+    assert world.core.mode == "starting"
+    for _ in range(5):
+        world.tick(1.0)
+    assert world.core.exit_status == 70
+    assert "no progress" in world.core.last_words[0]
+
+
+def test_what_was_asked_for_too_long_ago_is_not_done(world: World) -> None:
+    class Supervisor:
+        core = world.core
+
+        def wake(self) -> None: ...
+
+    ready(world)
+    namespace, before = LlmdNamespace(Supervisor()), dict(world.pids)  # type: ignore[arg-type]
+    assert json.loads(namespace.restartEngine(json.dumps({"until": time.monotonic() - 1})))["ok"] is False
+    assert json.loads(namespace.kill(json.dumps({"name": "frontend-0", "pid": world.pids["frontend-0"], "until": time.monotonic() - 1})))["ok"] is False
+    assert world.pids == before
+    assert json.loads(namespace.restartEngine(json.dumps({"until": time.monotonic() + 10})))["ok"] is True
