@@ -17,7 +17,8 @@ REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "reference_greedy.j
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    config = {"model": {"dtype": "float32"}}
+    # As on a terminal: a log of JSON lines has no banner.
+    config = {"model": {"dtype": "float32"}, "observability": {"log_format": "text"}}
     with Daemon(tmp_path_factory.mktemp("embedded"), config=config).start(timeout=300) as running:
         yield running
         assert running.stop() == 0

@@ -98,5 +98,8 @@ class Embedding:
 
 
 def sink_for(log_dir: Path | None, os_: Os, fd: int = 2, *, wrapper: LineWrapper | None = None) -> LogSink:
-    """The sink, with files in `log_dir` if it is there."""
+    """The sink, with files in `log_dir` if it is there or can be made."""
+    if log_dir is not None:
+        with contextlib.suppress(OSError):
+            log_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
     return LogSink(os_, log_dir if log_dir is not None and log_dir.is_dir() else None, fd, wrapper=wrapper, terminal=os.isatty(fd))
