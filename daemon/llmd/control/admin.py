@@ -72,11 +72,16 @@ class AdminServer:
 
 
 class _Server(uvicorn.Server):
-    """Signals are control's own."""
+    """Signals are control's own, and so is its end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """uvicorn would look ten times a second whether it shall exit; nobody asks that of this one. A tick renews the Date header."""
+        while not await self.on_tick(0):  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
 
 
 def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:

@@ -36,13 +36,13 @@ class Metrics:
 
     def take(self, worker: Worker) -> None:
         """A heartbeat's totals."""
-        self._core.ledger.take(worker.name, worker.incarnation, worker.totals, {_cpu(worker.role, worker.rank): worker.cpu_s})
+        self._core.ledger.take(worker.name, worker.incarnation, worker.totals, {_cpu(worker.role, worker.rank): _tenths(worker.cpu_s)})
 
     def take_own(self) -> None:
         """CPU time of control itself, and of the supervisor."""
         core = self._core
-        core.ledger.take("control-0", core.context.incarnation, Totals(), {_cpu("control", 0): _cpu_seconds(self._self)})
-        core.ledger.take("supervisor-0", 1, Totals(), {_cpu("supervisor", 0): _cpu_seconds(self._parent)})
+        core.ledger.take("control-0", core.context.incarnation, Totals(), {_cpu("control", 0): _tenths(time.process_time())})
+        core.ledger.take("supervisor-0", 1, Totals(), {_cpu("supervisor", 0): _tenths(_cpu_seconds(self._parent))})
 
     def render(self) -> str:
         """The exposition, complete."""
@@ -116,6 +116,11 @@ def _pages_total(core: Core) -> int | None:
 
 def _cpu(role: str, rank: int) -> str:
     return series("llmd_process_cpu_seconds_total", (("role", role), ("rank", str(rank))))
+
+
+def _tenths(seconds: float) -> float:
+    """CPU time in whole tenths: each change of a counter is a new state file, and an idle daemon would write one with each heartbeat."""
+    return int(seconds * 10) / 10
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -104,7 +104,28 @@ def frame_by_close(scope: MutableMapping[str, Any], message: MutableMapping[str,
 
 
 class FrontendServer(uvicorn.Server):
-    """Leaves signals to the frontend."""
+    """Leaves signals to the frontend. Asked to exit by `should_exit = True`, in the event loop's thread, it does so at once."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._exit = asyncio.Event()
+        super().__init__(config)
+
+    @property
+    def should_exit(self) -> bool:
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._exit.set()
+        else:
+            self._exit.clear()
+
+    async def main_loop(self) -> None:
+        """uvicorn would look ten times a second whether to exit. A tick renews the Date header."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exit.wait(), 1.0)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
