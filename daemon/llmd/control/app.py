@@ -159,9 +159,9 @@ class ControlApp:
     # ------------------------------------------------------------ supervisor
 
     async def _reports(self) -> None:
-        """Report at each heartbeat, at each change of state, and at each event."""
-        core = self.core
-        period = core.boot.args.supervision.heartbeat
+        """Report at each other heartbeat, at each change of state, and at each event: what ends or stops comes as an event at once."""
+        core, limits = self.core, self.core.boot.args.supervision
+        period = min(2 * limits.heartbeat, limits.control_timeout / 4)
         while True:
             core.report_due.clear()
             try:
@@ -206,7 +206,8 @@ class ControlApp:
             return  # the next turn writes what is newest
         if self._write is not None:
             self._say_once(self._write.exception())
-        self._write = self._writer.submit(self._file.write, self.core.encode_state())
+        data = self.core.encode_state()
+        self._write = None if self._file.holds(data) else self._writer.submit(self._file.write, data)
 
     def _say_once(self, error: BaseException | None) -> None:
         """One WARNING when the state cannot be written any more, one line when it can again."""

@@ -70,9 +70,13 @@ class StateFile:
             return None
         return state
 
+    def holds(self, data: bytes) -> bool:
+        """Whether `data` has been written last, so that there is nothing to write."""
+        return data == self._written
+
     def write(self, data: bytes) -> None:
         """Replace the file by `data` (an encoded ControlState), unless it holds that already."""
-        if data == self._written:
+        if self.holds(data):
             return
         replace_file(self._path, data)
         self._written = data
