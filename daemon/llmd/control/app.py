@@ -24,11 +24,15 @@ from llmd.control.state_file import StateFile
 from llmd.control.status import Rates, requests
 from llmd.control.supervisor_client import SupervisorAway, SupervisorClient
 from llmd.plan.context import WorkerContext
+from llmd.wire.messages import Publish
 
 log = logging.getLogger("llmd.control")
 
 #: Seconds after which a kill that has changed nothing is asked for again.
 KILL_AGAIN = 2.0
+
+#: Seconds after which metrics of which only ages have changed are rendered and published again.
+RENDER_AGAIN = 2.0
 
 
 class ControlApp:
@@ -41,6 +45,9 @@ class ControlApp:
         self._metrics = Metrics(self.core)
         self._lifecycle = Lifecycle(self.core)
         self._rates = Rates()
+        self._told: object = None
+        self._rendered_at = 0.0
+        self._published: Publish | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._write: Future[None] | None = None
         self._killed: dict[tuple[str, int], float] = {}
@@ -100,6 +107,7 @@ class ControlApp:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(core.changed.wait(), max(0.0, beat_at - time.monotonic()))
+            news = core.changed.is_set()
             core.changed.clear()
             now = time.monotonic()
             if now >= beat_at:
@@ -109,6 +117,8 @@ class ControlApp:
                 beat_at = now + period
                 self._safely(self._beat)
             self._safely(self._lifecycle.step)
+            if news:
+                self._published = None
             if core.settled:
                 self._safely(self._publish)
             self._safely(self._save)
@@ -119,12 +129,20 @@ class ControlApp:
         for worker in core.table:
             self._metrics.take(worker)
         self._metrics.take_own()
-        self._rates.sample(core.ledger.counters(), time.monotonic())
-        core.metrics_text = self._metrics.render()
+        counters, now = core.ledger.counters(), time.monotonic()
+        self._rates.sample(counters, now)
+        told = counters, [worker.totals.gauges for worker in core.table], core.shown_state
+        if told != self._told or now - self._rendered_at >= RENDER_AGAIN:
+            self._told, self._rendered_at = told, now
+            core.metrics_text = self._metrics.render()
         self._watch()
 
     def _publish(self) -> None:
-        self.core.channel.publish(self.core.publication(), self.core.table.role("frontend"))
+        """To all frontends, unless they have it; at each change anew, since one of them may be."""
+        publication = self.core.publication()
+        if publication != self._published:
+            self._published = publication
+            self.core.channel.publish(publication, self.core.table.role("frontend"))
 
     def _watch(self) -> None:
         core, now = self.core, time.monotonic()
