@@ -80,8 +80,7 @@ def test_socket_activation(embedded: Make, tmp_path: Path) -> None:
     one = embedded(full(scheduler="env"))
     # LISTEN_PID must be the pid that execs, as systemd does it.
     script = (
-        "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()));"
-        "os.execv(sys.executable, sys.argv[2:])"
+        "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()));os.execv(sys.executable, sys.argv[2:])"
     )
     trace = {**os.environ, "TRACE": str(one.trace_path)}
     embed = Path(__file__).with_name("embed.py")
