@@ -20,7 +20,7 @@ from tests.daemon import Daemon
 STREAMS = (1, 4, 16)
 NEW_TOKENS = 128
 ROUNDS = 3
-WORDS = "time year people way day man thing woman life child world school state family student group country problem hand part".split()
+WORDS = ("river", "stone", "lamp", "garden", "engine", "letter", "winter", "bridge", "paper", "window", "salt", "copper", "meadow")
 
 
 def prompt(number: int) -> str:
