@@ -43,6 +43,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         if version != [str(number) for number in sys.version_info[:2]]:
             pytest.skip("/usr/bin/python3, which a service's user can run, is of another version than the tests' Python")
         install(box)
+        as_llmd = ("setpriv", "--reuid=llmd", "--clear-groups", "/opt/llmd/bin/python3", "-c")
+        if box.run(*as_llmd, "import llmd, zmq; print('fine')", check=False).strip() != "fine":
+            pytest.skip("a service's user cannot read this checkout or its packages")
         yield box
 
 
