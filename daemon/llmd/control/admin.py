@@ -87,6 +87,14 @@ class _Server(uvicorn.Server):
 def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
     """The application."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    _add_reads(app, core, operations, rates)
+    _add_changes(app, operations)
+    _add_errors(app)
+    return app
+
+
+def _add_reads(app: FastAPI, core: Core, operations: Operations, rates: Rates) -> None:
+    """What is read comes from control's picture, never from a rank."""
 
     @app.get("/v1/status")
     async def get_status() -> Response:
@@ -119,6 +127,10 @@ def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
     async def get_metrics() -> Response:
         return Response(core.metrics_text, media_type=exposition.CONTENT_TYPE)
 
+
+def _add_changes(app: FastAPI, operations: Operations) -> None:
+    """Each change is an operation, whichever path it came by."""
+
     async def change(request: Request, verb: str, raw: dict[str, Any]) -> Response:
         reason = _text(raw.pop("reason", ""), "reason")[:MAX_REASON]
         work = asyncio.ensure_future(operations.run(verb, raw, peer.of(request.scope), reason))
@@ -147,6 +159,10 @@ def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
     for verb in VERBS:
         route(verb)
 
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error has the envelope."""
+
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
         return _error(error.message, error.status, code=error.code, param=error.param, hint=error.hint, operation=getattr(error, "operation", None))
@@ -160,8 +176,6 @@ def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         return _error("internal error; the log has more", 500, code="internal_error")
-
-    return app
 
 
 def refuse_browsers(app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
