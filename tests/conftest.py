@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 
+import hypothesis
 import pytest
+
+# A machine that is busy with something else is no fault of what is tested.
+hypothesis.settings.register_profile("llmd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("llmd")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,6 +16,9 @@ from llmd.errors import ConfigError
 from llmd.tokenizer.facts import TokenFacts
 from llmd.tokenizer.token_bytes import TokenBytes
 
+#: Characters from which a text goes through `encode_batch_fast`: the library holds the GIL in `encode`, for seconds with a long one,
+#: but not there; in return it starts threads of its own, which a short one is not worth.
+_LONG = 4096
 #: A normalizer may join characters into shorter ones: by this factor at most, whatever Unicode form it makes.
 _NORMALIZER_SHRINKS = 4
 
@@ -47,8 +50,10 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Ids of `text`; special tokens written out in it become their ids. Lone surrogates count as U+FFFD."""
-        # The library holds the GIL in `encode`, for seconds with a long text; in `encode_batch_fast` it does not.
-        return self.encode_batch([text], add_special_tokens)[0]
+        text = _well_formed(text)
+        if len(text) > _LONG:
+            return self.encode_batch([text], add_special_tokens)[0]
+        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def least_tokens(self, text: str) -> int:
         """No fewer tokens than this can `text` become, special tokens apart; costs no tokenizing. 0 where nothing can be said."""
