@@ -108,7 +108,10 @@ class SchedulerArgs(_Section, frozen=True):
             reload="engine",
         ),
     ] = "auto"
-    overlap: Annotated[bool, doc("Prepare the next batch while the current one computes. No answer depends on it.", reload="engine")] = True
+    overlap: Annotated[
+        bool | Literal["auto"],
+        doc("Prepare the next batch while the current one computes; auto: on a GPU. No answer depends on it.", reload="engine"),
+    ] = "auto"
     radix_cache: Annotated[bool, doc("Keep the KV of prompts and outputs, and reuse it for prompts that begin alike.", reload="engine")] = True
     eviction: Annotated[
         Literal["lru", "lfu", "fifo"], doc("Which cached prefix goes first: least recently used, least frequently used, or first in.", reload="engine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
+from typing import Literal
 
 import zmq
 
@@ -69,7 +70,16 @@ def _scheduler(context: WorkerContext, built: Built, source: Input, output: Outp
     waiting = make_queue(args.policy, args.priority_max_wait, lambda req: kv.known_pages(req)[0])
     chunk = None if args.chunked_prefill_size == "auto" else args.chunked_prefill_size
     return Scheduler(
-        built.runner, kv, source, output, limits=_limits(context, built), chunk=chunk, meter=meter, pulse=pulse, waiting=waiting, overlap=args.overlap
+        built.runner,
+        kv,
+        source,
+        output,
+        limits=_limits(context, built),
+        chunk=chunk,
+        meter=meter,
+        pulse=pulse,
+        waiting=waiting,
+        overlap=_overlap(args.overlap, built),
     )
 
 
@@ -103,3 +113,8 @@ class _Gauges:
             for state, count in (("free", counts.free), ("active", counts.active), ("cached", counts.cached)):
                 self._meter.set("llmd_kv_pages", count, state=state)
         return self._meter.snapshot()
+
+
+def _overlap(wish: bool | Literal["auto"], built: Built) -> bool:
+    """On a CPU the forward pass is dispatched by Python: another thread that prepares the next batch takes more from it than it saves."""
+    return str(built.info["device"]).startswith("cuda") if wish == "auto" else wish
