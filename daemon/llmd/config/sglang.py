@@ -25,6 +25,8 @@ class Flag(Struct, frozen=True):
     key: str
     switch: str | None = None
     """The value that the bare flag means; None: the flag takes a value."""
+    off: str | None = None
+    """What its keyword means as False; None: the opposite of `switch`."""
     words: Mapping[str, str] = {}
     """SGLang's word -> ours, where they differ."""
     unit: str = ""
@@ -62,7 +64,7 @@ TABLE: Final[tuple[Flag, ...]] = (
     Flag(("page-size",), "memory.page_size"),
     Flag(("schedule-policy",), "scheduler.policy"),
     Flag(("chunked-prefill-size",), "scheduler.chunked_prefill_size"),
-    Flag(("disable-overlap-schedule",), "scheduler.overlap", switch="false"),
+    Flag(("disable-overlap-schedule",), "scheduler.overlap", switch="false", off="auto"),
     Flag(("disable-radix-cache",), "scheduler.radix_cache", switch="false"),
     Flag(("radix-eviction-policy",), "scheduler.eviction"),
     Flag(("max-queued-requests",), "scheduler.max_queued_requests"),
@@ -114,7 +116,7 @@ def flag_value(spelling: str, name: str, value: Any) -> FlagValue | None:
         return None
     flag = BY_NAME[name]
     if flag.switch is not None:
-        return FlagValue(spelling, flag.key, _switched(spelling, flag.switch, value))
+        return FlagValue(spelling, flag.key, _switched(spelling, flag.switch, flag.off, value))
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
@@ -153,11 +155,10 @@ def load_kwargs(kwargs: Mapping[str, Any], environ: Mapping[str, str] = os.envir
     return load(values, config_file, environ=environ)
 
 
-def _switched(spelling: str, on: str, value: Any) -> str:
+def _switched(spelling: str, on: str, off: str | None, value: Any) -> str:
     if not isinstance(value, bool):
         raise UsageError(f"{spelling}: expected True or False, got {type(value).__name__}")
-    off = {"true": "false", "false": "true", "ray": "local"}
-    return on if value else off[on]
+    return on if value else off or {"true": "false", "false": "true", "ray": "local"}[on]
 
 
 def _is_number(text: str) -> bool:
