@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon
+from tests.daemon import Daemon, wait_for
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "reference_greedy.json").read_text())
 
@@ -25,7 +25,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def test_the_banner_has_a_curl_line_that_answers(daemon: Daemon) -> None:
-    lines = daemon.log_text().splitlines()
+    lines = wait_for("the banner", lambda: "curl " in daemon.log_text() and daemon.log_text().splitlines(), 10)
     start = next(i for i, line in enumerate(lines) if "curl " in line)
     command = lines[start][lines[start].index("curl ") :]
     while command.endswith("\\"):
