@@ -46,7 +46,7 @@ format: setup ## bring all files into form
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
 
-docs: setup ## write etc/llmd/llmd.yaml and docs/configuration.md from the fields
+docs: setup ## write etc/llmd/llmd.yaml, its JSON schema and docs/configuration.md from the fields
 	$(BIN)/python -m llmd.config.docs .
 
 bench: setup ## measure what is in tests/bench; prints numbers, judges nothing

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llmd.config.check import NOT_YET
 from llmd.config.fields import FIELDS, SECTIONS, Field
+from llmd.config.schema import schema
 from llmd.config.show import scalar
 
 _FILE_HEAD = """\
@@ -104,9 +105,11 @@ def _wrap(lines: list[str], words: str, indent: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Write both files below the directory given."""
+    """Write the three files below the directory given."""
     root = Path(argv[0]) if argv else Path()
-    for path, content in ((root / "etc/llmd/llmd.yaml", sample()), (root / "docs/configuration.md", manual())):
+    files = {"etc/llmd/llmd.yaml": sample(), "etc/llmd/llmd.schema.json": schema(), "docs/configuration.md": manual()}
+    for name, content in files.items():
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     return 0

@@ -27,6 +27,10 @@ SIZES: Final = {
 #: poll(2) takes milliseconds in a signed 32-bit number: 24.8 days.
 LONGEST: Final = 24 * 86400
 
+#: The two in a JSON schema.
+DURATION_PATTERN: Final = rf"^\d+(\.\d+)? ?({'|'.join(DURATIONS)})$"
+SIZE_PATTERN: Final = rf"^\d+(\.\d+)? ?({'|'.join(SIZES)})?$"
+
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
 
 
