@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -268,8 +269,10 @@ def test_stop_waits_for_the_end(fake: Fake, capsys: pytest.CaptureFixture[str]) 
         assert ctl(fake, "stop", "--timeout", "300ms") == 124
         assert "has ended" in capsys.readouterr().err
         assert process.stdin is not None
-        process.stdin.close()
+        end = threading.Timer(0.5, process.stdin.close)  # while `stop` waits
+        end.start()
         assert ctl(fake, "stop", "--timeout", "10s") == 0
+        end.join()
         assert capsys.readouterr().out == f"stopped (pid {process.pid})\n"
 
 
