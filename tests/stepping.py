@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
+from llmd.model.batch import EmbedRequest, ForwardBatch, SampleRequest, SampleResult
 from llmd.model.loader import LoadedModel, load_model
 from llmd.model.runner import ModelRunner
 from llmd.plan.spec import Boot
@@ -28,6 +29,17 @@ class Stepper:
 
     def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
         """One forward pass that appends `new` tokens to each row; the next token of each, greedily. `wanted` goes into SampleRequest."""
+        greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
+        requests = [SampleRequest(row=index, sampling=greedy, position=0, **wanted) for index in range(len(new))]
+        return dict(zip(new, self.runner.step(self._batch(new), requests), strict=True))
+
+    def embed(self, new: dict[int, list[int]], embeds: list[EmbedRequest], wanted: Sequence[SampleRequest] = ()) -> list[SampleResult]:
+        """The same, which also sets the vectors of `embeds`."""
+        batch = self._batch(new)
+        batch.embeds = embeds
+        return self.runner.step(batch, list(wanted))
+
+    def _batch(self, new: dict[int, list[int]]) -> ForwardBatch:
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -38,7 +50,7 @@ class Stepper:
             positions += range(start, start + len(tokens))
             slots += self.req_to_token[row, start : start + len(tokens)].tolist()
         rows = np.array(list(new), dtype=np.int64)
-        batch = ForwardBatch(
+        return ForwardBatch(
             input_ids=np.array(ids, dtype=np.int64),
             positions=np.array(positions, dtype=np.int64),
             out_cache_loc=np.array(slots, dtype=np.int64),
@@ -47,9 +59,6 @@ class Stepper:
             extend_lens=np.array([len(tokens) for tokens in new.values()], dtype=np.int64),
             req_to_token=self.req_to_token,
         )
-        greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
-        requests = [SampleRequest(row=index, sampling=greedy, position=0, **wanted) for index in range(len(rows))]
-        return dict(zip(new, self.runner.step(batch, requests), strict=True))
 
     def prompt_logprobs(self, row: int, ids: list[int]) -> list[float]:
         """Log-probability of each id but the first, the prompt computed in one step."""

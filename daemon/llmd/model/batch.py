@@ -9,9 +9,21 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmd.wire.messages import SamplingParams
+from llmd.wire.messages import Pooling, SamplingParams
 
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class EmbedRequest:
+    """One row of the batch whose new tokens' hidden states are pooled. A prompt that comes in chunks is pooled chunk by chunk."""
+
+    row: int
+    """Index into the batch's requests (B). No SampleRequest has the same one."""
+    pooling: Pooling
+    vector: npt.NDArray[np.float32] | None = None
+    """Set by the runner, [hidden]: of the hidden states after the final norm, that of the row's last new token (`last`) or of its
+    first one (`cls`), or the sum of all (`mean`, added up in float64)."""
 
 
 @dataclass(slots=True)
@@ -35,6 +47,8 @@ class ForwardBatch:
     """[B] new tokens of each request; 1 in decode."""
     req_to_token: npt.NDArray[np.int32]
     """The KV slots of each row's tokens; nobody changes what the batch's rows hold before the step is over."""
+    embeds: list[EmbedRequest] = field(default_factory=list)
+    """Rows to be pooled; usually none."""
 
 
 @dataclass(slots=True)
@@ -74,5 +88,5 @@ class Runner(Protocol):
     """A model with its KV tensors. One implementation per backend; the scheduler knows no more of it."""
 
     def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:
-        """Run the forward pass (it writes the new KV) and sample for `wanted`, in that order."""
+        """Run the forward pass (it writes the new KV), set the vectors of `batch.embeds`, and sample for `wanted`, in that order."""
         ...

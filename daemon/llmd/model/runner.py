@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llmd.model.attention import TorchAttention
@@ -10,6 +11,7 @@ from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
 from llmd.model.kv_cache import KVCache
 from llmd.model.loader import LoadedModel
 from llmd.sampling.sampler import Sampler
+from llmd.wire.messages import Pooling
 
 #: Rows of logits made at once for prompt logprobs; each is a float32 for each id of the vocabulary.
 PROMPT_ROWS = 128
@@ -33,9 +35,12 @@ class ModelRunner:
         ids = torch.from_numpy(batch.input_ids).to(self._device)
         positions = torch.from_numpy(batch.positions).to(self._device)
         hidden = self._model.hidden(ids, positions, self._attention)
+        ends = np.cumsum(batch.extend_lens)
+        for embed in batch.embeds:
+            end = int(ends[embed.row])
+            embed.vector = self._pool(hidden[end - int(batch.extend_lens[embed.row]) : end], embed.pooling)
         if not wanted:
             return []
-        ends = np.cumsum(batch.extend_lens)
         last = ends[[request.row for request in wanted]] - 1
         rows = hidden if len(last) == len(hidden) and np.array_equal(last, np.arange(len(hidden))) else hidden[torch.from_numpy(last).to(self._device)]
         results = self._sampler.sample(self._model.logits(rows), wanted)
@@ -44,6 +49,12 @@ class ModelRunner:
                 start = int(ends[request.row] - batch.extend_lens[request.row])
                 result.prompt_logprobs = self._prompt_logprobs(hidden[start : start + len(request.prompt_logprob_ids)], request)
         return results
+
+    def _pool(self, hidden: torch.Tensor, pooling: Pooling) -> npt.NDArray[np.float32]:
+        """float32 [hidden] of one request's new tokens; see EmbedRequest."""
+        if pooling == "mean":
+            return self._model.final_norm(hidden).double().sum(0).float().cpu().numpy()
+        return self._model.final_norm(hidden[-1:] if pooling == "last" else hidden[:1])[0].float().cpu().numpy()
 
     def _prompt_logprobs(self, hidden: torch.Tensor, request: SampleRequest) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
         found: list[tuple[float, tuple[tuple[int, float], ...]]] = []

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "abort"]
+Pooling = Literal["last", "mean", "cls"]
+"""How the hidden states of a text become one vector: the last token's, the mean of all, the first token's."""
 
 
 class Message(Struct, frozen=True, tag=True, kw_only=True):
@@ -77,6 +79,21 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """Also the logprob of each prompt token (`echo`)."""
     debug_text: str = ""
     """The prompt's text, only while failpoints are armed."""
+
+
+class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
+    """One text to embed. It queues, batches and ends like a request to generate; the answer is one BatchEmbeddingOutput entry."""
+
+    rid: str
+    frontend: int
+    epoch: int
+    input_ids: list[int]
+    pooling: Pooling
+    dimensions: int = 0
+    """Keep the first so many numbers, if the vector has more; 0: all."""
+    priority: int = 0
+    debug_text: str = ""
+    """The text, only while failpoints are armed."""
 
 
 class AbortReq(Message, frozen=True, kw_only=True):
@@ -160,6 +177,21 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
     chunks: list[TextChunk]
 
 
+class Embedding(Struct, frozen=True, array_like=True):
+    """One text's vector: pooled, cut to `dimensions`, of length 1."""
+
+    rid: str
+    vector: bytes
+    """float32, little-endian."""
+
+
+class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
+    """scheduler -> one frontend, past the detokenizer: the texts whose last token this step computed."""
+
+    epoch: int
+    embeddings: list[Embedding]
+
+
 class Detokenizer404(Message, frozen=True, kw_only=True):
     """detokenizer -> frontend: a chunk came for a request it does not know (it was restarted in between)."""
 
@@ -167,9 +199,9 @@ class Detokenizer404(Message, frozen=True, kw_only=True):
     epoch: int
 
 
-SchedulerInput = TokenizedGenerateReqInput | AbortReq
+SchedulerInput = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq
 DetokenizerInput = BatchTokenIDOutput | AbortReq
-FrontendInput = BatchStrOutput | AbortReq | Detokenizer404
+FrontendInput = BatchStrOutput | BatchEmbeddingOutput | AbortReq | Detokenizer404
 
 # ---------------------------------------------------------------- control plane: worker -> control
 
