@@ -9,27 +9,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmd import failpoints
 from llmd.config.server_args import ModelArgs
 from llmd.errors import ConfigError
 from llmd.model.exact import RowPlan, linear_plan
 from llmd.model.kv_cache import kv_bytes_per_token
 from llmd.model.llama import Layer, Linear, LlamaModel, RMSNorm
 from llmd.model.rope import Rope
+from llmd.model.source import Source, open_source, rope_factors
 from llmd.plan.spec import Boot
-from llmd.store import model_config
-from llmd.store.gguf import GgufFile
 from llmd.store.model_config import ModelConfig
-from llmd.store.parameters import Parameter, StoredTensor, all_parameters, layer_parameters, outer_parameters, parameter_faults
+from llmd.store.parameters import Parameter, all_parameters, layer_parameters, outer_parameters
 from llmd.store.quant import dequantize
-from llmd.store.safetensors_dir import SafetensorsDir, read_json
 
 Progress = Callable[[str, int, int], None]
 
@@ -63,10 +59,7 @@ def load_model(boot: Boot, progress: Progress) -> LoadedModel:
     dtype, kv_dtype = _dtypes(args, device)
     if isinstance(args.threads, int):
         torch.set_num_threads(args.threads)
-    source = _open(boot)
-    faults = parameter_faults(source.config, source.tensors(), str(source.path), gguf=isinstance(source, _Gguf))
-    if faults:
-        raise ConfigError(faults)
+    source = open_source(boot.files)
     with torch.inference_mode():
         builder = _Builder(source, device, dtype, args.verify_weights, progress)
         module = builder.model()
@@ -92,69 +85,12 @@ def _dtypes(args: ModelArgs, device: torch.device) -> tuple[torch.dtype, torch.d
     return dtype, DTYPES.get(args.kv_cache_dtype, kv)
 
 
-class _Source(Protocol):
-    """Checked files of one of the two formats."""
-
-    path: Path
-    config: ModelConfig
-
-    def tensors(self) -> dict[str, StoredTensor]: ...
-    def read(self, parameter: Parameter) -> torch.Tensor: ...
-    def rope_factors(self) -> torch.Tensor | None: ...
-
-
-class _Gguf:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = GgufFile(path)
-        self.config = model_config.from_gguf(self._file)
-        failpoints.hit("loader.shard", str(path))
-
-    def tensors(self) -> dict[str, StoredTensor]:
-        return {**self._file.tensors}
-
-    def read(self, parameter: Parameter) -> torch.Tensor:
-        return self._read(parameter.gguf)
-
-    def rope_factors(self) -> torch.Tensor | None:
-        return self._read("rope_freqs.weight") if "rope_freqs.weight" in self._file.tensors else None
-
-    def _read(self, name: str) -> torch.Tensor:
-        tensor = self._file.tensors[name]
-        raw = self._file.raw(tensor)
-        if tensor.type in _STORED:
-            return _view(raw.reshape(-1), tensor.type, tensor.shape)
-        return torch.from_numpy(dequantize(raw, tensor.type)).view(tensor.shape)
-
-
-class _Safetensors:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._dir = SafetensorsDir(path)
-        self.config = model_config.from_hf(read_json(path / "config.json"), str(path / "config.json"))
-        self._opened: set[Path] = set()
-
-    def tensors(self) -> dict[str, StoredTensor]:
-        return {**self._dir.tensors}
-
-    def read(self, parameter: Parameter) -> torch.Tensor:
-        tensor = self._dir.tensors[parameter.hf]
-        if tensor.file not in self._opened:
-            self._opened.add(tensor.file)
-            failpoints.hit("loader.shard", str(tensor.file))
-        return _view(self._dir.raw(tensor), tensor.type, tensor.shape)
-
-    def rope_factors(self) -> torch.Tensor | None:
-        return None
-
-
-def _open(boot: Boot) -> _Source:
-    match boot.files.kind:
-        case "gguf":
-            return _Gguf(Path(boot.files.path))
-        case "safetensors":
-            return _Safetensors(Path(boot.files.path))
-    raise ConfigError(f"model kind {boot.files.kind!r} has no weights to load")
+def _tensor(source: Source, name: str) -> torch.Tensor:
+    """Tensor `name`: float types as they are, a view where possible; others dequantized."""
+    stored, raw = source.tensors()[name], source.raw(name)
+    if stored.type in _STORED:
+        return _view(raw.reshape(-1), stored.type, stored.shape)
+    return torch.from_numpy(dequantize(raw, stored.type)).view(stored.shape)
 
 
 def _view(raw: npt.NDArray[np.uint8], kind: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -170,11 +106,11 @@ def _view(raw: npt.NDArray[np.uint8], kind: str, shape: tuple[int, ...]) -> torc
 class _Builder:
     """Reads each parameter once, converts, fuses, and counts."""
 
-    def __init__(self, source: _Source, device: torch.device, dtype: torch.dtype, verify: bool, progress: Progress) -> None:
+    def __init__(self, source: Source, device: torch.device, dtype: torch.dtype, verify: bool, progress: Progress) -> None:
         self._source, self._device, self._dtype, self._verify, self._progress = source, device, dtype, verify, progress
         self._config = source.config
         self._stored = source.tensors()
-        self._total = sum(self._stored[self._name(parameter)].nbytes for parameter in all_parameters(self._config))
+        self._total = sum(self._stored[source.name(parameter)].nbytes for parameter in all_parameters(self._config))
         self._done = 0
         self._plans: dict[torch.Size, RowPlan] = {}
         self.bytes = 0
@@ -185,7 +121,7 @@ class _Builder:
         head = self._linear([outer["embed" if config.tie_embeddings else "lm_head"]])
         embedding = head.weight.t() if config.tie_embeddings else self._keep(outer["embed"])
         layers = [self._layer(index) for index in range(config.num_layers)]
-        rope = Rope(config, self._device, self._source.rope_factors())
+        rope = Rope(config, self._device, rope_factors(self._source))
         return LlamaModel(config, embedding, layers, RMSNorm(self._keep(outer["final_norm"]), config.rms_eps), head, rope)
 
     def _layer(self, index: int) -> Layer:
@@ -227,16 +163,13 @@ class _Builder:
         return Linear(weight, self._keep(*biases) if biases else None, self._plans[weight.shape])
 
     def _read(self, parameter: Parameter) -> torch.Tensor:
-        tensor = self._source.read(parameter)
-        name = self._name(parameter)
+        name = self._source.name(parameter)
+        tensor = _tensor(self._source, name)
         if self._verify and not bool(torch.isfinite(tensor).all()):
             raise ConfigError(f"{self._source.path}: tensor {name!r} holds NaN or Inf")
         self._done += self._stored[name].nbytes
         self._progress(STAGE, self._done, self._total)
         return tensor
-
-    def _name(self, parameter: Parameter) -> str:
-        return parameter.gguf if isinstance(self._source, _Gguf) else parameter.hf
 
     def _keep(self, *parts: torch.Tensor) -> torch.Tensor:
         """One tensor of all parts, in our type and on our device."""
