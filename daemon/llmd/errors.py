@@ -126,12 +126,20 @@ class RequestError(LlmdError):
         """Seconds for the Retry-After header, or None."""
         return CODES[self.code][1] if self.code in CODES else None
 
+    def copy(self) -> RequestError:
+        """Another one like it: one cause may end many requests, each raising in a thread of its own."""
+        return RequestError(self.message, code=self.code, param=self.param, status=self.status)
+
 
 class EngineDead(RequestError):
     """The llmd that an `Engine` had started has ended. The message names its pid and how it ended."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="engine_unavailable")
+
+    def copy(self) -> EngineDead:
+        """See RequestError."""
+        return EngineDead(self.message)
 
 
 def error_type(status: int) -> str:

@@ -313,6 +313,18 @@ def test_the_childs_death_is_an_error_and_never_a_hang() -> None:
         engine.generate("a")
 
 
+def test_a_request_that_is_begun_as_the_child_dies_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = dummy()
+    pids = tree(engine)
+    monkeypatch.setattr(engine._life, "check", lambda: None)  # the call was let in a moment before
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for("its processes die with it", lambda: gone(pids), 3)
+    for call in (lambda: engine.generate("a"), lambda: list(engine.generate("a", stream=True))):
+        with pytest.raises(EngineDead, match=rf"llmd \(pid {pids[0]}\).*signal 9"):
+            call()
+    engine.shutdown()
+
+
 def test_shutdown_ends_what_runs_and_is_idempotent() -> None:
     engine = dummy()
     pids = tree(engine)

@@ -59,6 +59,7 @@ class EmbeddedFrontend:
             context=self._zmq,
         )
         self._turn = asyncio.Event()
+        self._over: RequestError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._link.start()
         self._spawn(self._beat())
@@ -76,15 +77,23 @@ class EmbeddedFrontend:
         """Wait until requests may come in. Raises the refusal that stays, or that has not passed after `patience` seconds."""
         deadline = time.monotonic() + patience
         while (refusal := self.side.view.refusal()) is not None:
+            self.check()
             left = deadline - time.monotonic()
             if refusal.code not in _PASSING or left <= 0:
                 raise refusal
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._turn.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what everything has ended with, if it has."""
+        if self._over is not None:
+            raise self._over.copy()
 
     def fail(self, error: RequestError) -> None:
-        """End every request with `error`."""
+        """End every request with `error`, those to come as well: nobody is left who would answer them."""
+        self._over = error
         self.side.manager.fail_all(error)
         self._turned()
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from llmd.engine.frontend import EmbeddedFrontend
-from llmd.errors import EngineDead, RequestError
+from llmd.errors import RequestError
 from llmd.frontend.exchange import outcome_of
 from llmd.frontend.fields import fault
 from llmd.frontend.native.params import Asked, Batch, read_batch
@@ -45,6 +45,7 @@ class Job:
         self._open.__enter__()
         self._batch = read_batch(self._asked, vocabulary=side.boot.files.tokenizer_size, manager=side.manager)
         specs = await self._specs()
+        self._frontend.check()  # the child may have died while texts became ids
         generation = self._generation = side.manager.submit(f"gen-{uuid.uuid4().hex}", specs, streamed=self._streamed)
         states = iter(generation.choices)
         for item in self._batch.items:
@@ -102,14 +103,8 @@ class Job:
         assert self._generation is not None
         while not await self._generation.wait(_LOOK_S):
             pass
-        error = self._generation.error
-        if error is not None:
-            # A new one: the same may end many requests, each in a thread of its own.
-            raise (
-                EngineDead(error.message)
-                if isinstance(error, EngineDead)
-                else RequestError(error.message, code=error.code, param=error.param, status=error.status)
-            )
+        if self._generation.error is not None:
+            raise self._generation.error.copy()
 
     async def _specs(self) -> list[ChoiceSpec]:
         side, items = self._side, self._batch.items
