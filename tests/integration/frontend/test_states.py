@@ -158,7 +158,7 @@ def test_requests_in_flight_end_with_an_error_not_with_silence(world: World, los
     assert stream.result().status_code == 200
     assert stream.events[-1] == "[DONE]"
     assert json.loads(stream.events[-2])["error"]["code"] == "engine_unavailable"
-    assert json.loads(stream.events[0])["choices"][0]["text"] == "x"
+    assert set(json.loads(stream.events[0])["choices"][0]["text"]) == {"x"}
     wait_for(lambda: world.outcomes() == {"error": 2}, 2)
     if "epoch" not in loss:
         wait_for(lambda: len(world.engine.aborts) == 2, 2)  # the engine lives: it need not compute what nobody waits for
