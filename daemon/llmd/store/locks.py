@@ -1,4 +1,4 @@
-"""One puller at a time: a lock on a file, which the kernel drops with its holder."""
+"""One process at a time: a lock on a file, which the kernel drops with its holder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEADLINE: Final = 1860.0
 
 
 @contextlib.contextmanager
-def locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Hold an exclusive lock on `path`. Raises ResourceError."""
-    deadline = time.monotonic() + DEADLINE
+def locked(path: Path, report: Callable[[str], None], *, what: str = "pull of the same model", patience: float = DEADLINE) -> Iterator[None]:
+    """Hold an exclusive lock on `path`, which another `what` may hold for `patience` seconds. Raises ResourceError, OSError."""
+    deadline = time.monotonic() + patience
     with path.open("ab") as file:
         waiting = False
         while True:
@@ -27,9 +27,9 @@ def locked(path: Path, report: Callable[[str], None]) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ResourceError(f"{path} is held by another pull for more than {DEADLINE:.0f} s") from None
+                    raise ResourceError(f"{path} is held by another {what} for more than {patience:.0f} s") from None
                 if not waiting:
-                    report("waiting for another pull of the same model")
+                    report(f"waiting for another {what}")
                 waiting = True
                 time.sleep(0.1)
         yield
