@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmd.scheduler.kv import KvManager
 from llmd.scheduler.req import Req, new_req
-from llmd.wire.messages import TokenizedGenerateReqInput
+from llmd.wire.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Arrivals:
         self._kv = kv
         self._count = 0
 
-    def make(self, source: TokenizedGenerateReqInput, in_flight: int) -> Req | Refusal:
+    def make(self, source: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, in_flight: int) -> Req | Refusal:
         """A request, or why it can't be one. `in_flight`: how many run or wait now."""
         refusal = self._never(source) or self._not_now(in_flight)
         if refusal is not None:
@@ -48,16 +48,17 @@ class Arrivals:
         self._count += 1
         return new_req(source, time.monotonic(), self._count, self._limits.eos_token_ids)
 
-    def _never(self, source: TokenizedGenerateReqInput) -> Refusal | None:
+    def _never(self, source: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> Refusal | None:
         """The frontends have checked all this; here it keeps a wrong frontend from costing other requests."""
         limits = self._limits
         ids = source.input_ids
-        if not ids or min(ids) < 0 or max(ids) >= limits.vocab_size or any(not 0 <= token < limits.vocab_size for token in source.output_ids):
+        known, most = (source.output_ids, source.sampling.max_new_tokens) if isinstance(source, TokenizedGenerateReqInput) else ([], 0)
+        if not ids or min(ids) < 0 or max(ids) >= limits.vocab_size or any(not 0 <= token < limits.vocab_size for token in known):
             return Refusal("invalid_request", f"the prompt must hold token ids from 0 to {limits.vocab_size - 1}, at least one", "prompt")
         room = limits.context_length - len(ids)
-        if room < min(1, source.sampling.max_new_tokens):
+        if room < min(1, most):
             return Refusal("context_length_exceeded", f"the prompt has {len(ids)} tokens, the context {limits.context_length}", "prompt")
-        longest = len(ids) + min(room, source.sampling.max_new_tokens)
+        longest = len(ids) + min(room, most)
         if longest > self._kv.capacity_tokens:
             message = f"prompt and output of up to {longest} tokens never fit into the KV pool of {self._kv.capacity_tokens}"
             return Refusal("exceeds_kv_capacity", message, "prompt")

@@ -7,10 +7,13 @@ bookkeeping changes what comes out. A prompt that holds the end-of-sequence toke
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from llmd.model.batch import ForwardBatch, SampleRequest, SampleResult
+from llmd.model.batch import EmbedRequest, ForwardBatch, SampleRequest, SampleResult
 
 KV_BYTES_PER_TOKEN = 4
+#: Numbers in a vector.
+HIDDEN = 32
 #: Log-probability given to whatever the script does not say.
 _UNLIKELY = -100.0
 
@@ -25,6 +28,8 @@ class DummyRunner:
     def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:
         """Store the new tokens, then answer with the token the prompt has at the wanted position."""
         self._kv[batch.out_cache_loc] = batch.input_ids
+        for embed in batch.embeds:
+            embed.vector = self._pool(batch, embed)
         return [self._sample(batch, request) for request in wanted]
 
     def _sample(self, batch: ForwardBatch, request: SampleRequest) -> SampleResult:
@@ -39,6 +44,13 @@ class DummyRunner:
         if request.prompt_logprob_ids:
             result.prompt_logprobs = [(0.0, self._alternatives(token, max(0, request.logprobs))) for token in request.prompt_logprob_ids]
         return result
+
+    def _pool(self, batch: ForwardBatch, embed: EmbedRequest) -> npt.NDArray[np.float32]:
+        """A token's state is a wave of its own frequency."""
+        row, length, new = batch.req_pool_indices[embed.row], int(batch.seq_lens[embed.row]), int(batch.extend_lens[embed.row])
+        tokens = self._kv[batch.req_to_token[row, length - new : length]]
+        chosen = {"last": tokens[-1:], "cls": tokens[:1], "mean": tokens}[embed.pooling]
+        return np.cos(np.outer(chosen + 1, np.arange(HIDDEN))).sum(0).astype(np.float32)
 
     def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
         """The token itself, then its neighbours."""

@@ -16,7 +16,7 @@ from llmd.observability.totals import Meter
 from llmd.plan.ports import PortArgs
 from llmd.wire import sockets
 from llmd.wire.codec import BadFrame, Decoder
-from llmd.wire.messages import AbortReq, Command, Publish, SchedulerInput, TokenizedGenerateReqInput
+from llmd.wire.messages import Command, Publish, SchedulerInput
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Input:
         self._epoch = epoch
         self._meter = meter
         self._socket: zmq.Socket[bytes] | None = None
-        self._decoder: Decoder[TokenizedGenerateReqInput | AbortReq] = Decoder(SchedulerInput)
+        self._decoder: Decoder[SchedulerInput] = Decoder(SchedulerInput)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._wakeup = sockets.Wakeup()
 
@@ -53,7 +53,7 @@ class Input:
             poller.register(socket, zmq.POLLOUT)
         poller.poll(None if until is None else max(0, int((until - time.monotonic()) * 1000) + 1))
 
-    def messages(self) -> Iterator[TokenizedGenerateReqInput | AbortReq]:
+    def messages(self) -> Iterator[SchedulerInput]:
         """All requests and aborts that are there; those of another epoch, and frames that are none, are dropped and counted."""
         while self._socket is not None and (frame := sockets.receive(self._socket)) is not None:
             try:

@@ -178,8 +178,8 @@ class KvManager:
         return "", self.weights_version
 
     def _reusable(self, req: Req) -> bytes:
-        """The tokens whose KV may be reused: not the last one, whose output is wanted; none where every prompt token's logprob is."""
-        return req.key(0 if req.wants_prompt_logprobs else req.length - 1)
+        """The tokens whose KV may be reused: not the last one, whose output is wanted; none where every token's is."""
+        return req.key(0 if req.reuses_nothing else req.length - 1)
 
     def _append(self, req: Req, pages: list[int]) -> None:
         self._place(req, len(req.pages), pages)

@@ -23,10 +23,10 @@ from llmd.scheduler.kv import KvManager
 from llmd.scheduler.output import Output
 from llmd.scheduler.prefill import PrefillManager
 from llmd.scheduler.req import Req
-from llmd.scheduler.results import chunk_of
+from llmd.scheduler.results import chunk_of, vectors_of
 from llmd.scheduler.schedule_batch import ScheduleBatch
 from llmd.scheduler.waiting import WaitingQueue
-from llmd.wire.messages import AbortReq, Command, TokenChunk, TokenizedGenerateReqInput
+from llmd.wire.messages import AbortReq, Command, Embedding, TokenChunk, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 CommandHandler = Callable[[Command], None]
 
@@ -143,6 +143,8 @@ class Scheduler:
             for req, count in zip(batch.reqs, batch.extend_lens, strict=True):
                 if count > 1 and req.settled:
                     self.kv.share(req)
+            if batch.embeds:
+                self._embed(batch)
             taken = [self._accept(batch.reqs[request.row], result) for request, result in zip(step.wanted, results, strict=True)]
             self._output.chunks([chunk for chunk in taken if chunk is not None])
             self._chunk.observe(batch.streams, batch.prefill_tokens, step.seconds)
@@ -156,8 +158,7 @@ class Scheduler:
         if req.done:
             return None
         if not result.finite:
-            log.error("the model gave logits that are not finite", extra={"rid": req.rid})
-            self.fail(req, Refusal("non_finite_logits", "the model gave no finite result for this request"), keep=False)
+            self._not_finite(req)
             return None
         try:
             chunk = chunk_of(req, result, self._limits.context_length)
@@ -168,6 +169,21 @@ class Scheduler:
         if chunk.finish is not None:
             self._end(req)
         return chunk
+
+    def _embed(self, batch: ScheduleBatch) -> None:
+        """Send the vectors that a step completed."""
+        found: list[tuple[int, Embedding]] = []
+        for req, vector in vectors_of(batch):
+            if vector is None:
+                self._not_finite(req)
+            else:
+                self._end(req)
+                found.append((req.source.frontend, Embedding(req.rid, vector)))
+        self._output.embeddings(found)
+
+    def _not_finite(self, req: Req) -> None:
+        log.error("the model gave numbers that are not finite", extra={"rid": req.rid})
+        self.fail(req, Refusal("non_finite_logits", "the model gave no finite result for this request"), keep=False)
 
     def _end(self, req: Req, *, keep: bool = True) -> None:
         """`req` is over, wherever it stands."""
@@ -213,7 +229,7 @@ class Scheduler:
         """Requests that run or wait."""
         return len(self.decode.running) + len(self.waiting)
 
-    def _arrive(self, source: TokenizedGenerateReqInput) -> None:
+    def _arrive(self, source: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
         if source.rid in self.waiting or source.rid in self.decode.running:
             self._meter.inc("llmd_requests_duplicate_total")
             return
@@ -221,7 +237,7 @@ class Scheduler:
         if isinstance(req, Refusal):
             self._output.refuse(source.rid, source.frontend, req.code, req.message, req.param)
         elif (finish := req.finish(self._limits.context_length)) is not None and not req.wants_prompt_logprobs:
-            self._output.chunks([TokenChunk(req.rid, source.frontend, len(req.output_ids), [], finish, start=source.detokenize)])
+            self._output.chunks([TokenChunk(req.rid, source.frontend, len(req.output_ids), [], finish, start=req.source.detokenize)])
         else:
             self.waiting.push(req)
 

@@ -1,4 +1,4 @@
-"""Outputs to the detokenizer and errors to the frontends: sends that never block, in order, kept in memory while a peer is away."""
+"""Outputs to the detokenizer, vectors and errors to the frontends: sends that never block, in order, kept in memory while a peer is away."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import zmq
 
 from llmd.plan.ports import PortArgs
 from llmd.wire import sockets
-from llmd.wire.messages import AbortReq, BatchTokenIDOutput, Message, TokenChunk
+from llmd.wire.messages import AbortReq, BatchEmbeddingOutput, BatchTokenIDOutput, Embedding, Message, TokenChunk
 
 #: Tokens kept for a detokenizer that is away; beyond, no step runs until it takes them.
 MAX_BACKLOG_TOKENS = 65_536
-#: Errors kept for a frontend that is away; the oldest go first (a new frontend knows none of those requests).
+#: Errors and vectors kept for a frontend that is away; the oldest go first (a new frontend knows none of those requests).
 MAX_BACKLOG_ERRORS = 4096
 #: Messages that ZMQ itself may hold for a peer that does not read; few, since they are lost with the peer and not in our count.
 _HIGH_WATER = 256
@@ -71,6 +71,13 @@ class Output:
         """`rid` is refused or ended, with the error that its client gets."""
         if 0 <= frontend < len(self._frontends):
             self._frontends[frontend].put(AbortReq(rid=rid, epoch=self._epoch, code=code, message=message, param=param))
+
+    def embeddings(self, found: list[tuple[int, Embedding]]) -> None:
+        """Vectors, each with the frontend it goes to."""
+        for number, frontend in enumerate(self._frontends):
+            mine = [embedding for owner, embedding in found if owner == number]
+            if mine:
+                frontend.put(BatchEmbeddingOutput(epoch=self._epoch, embeddings=mine))
 
     def flush(self) -> None:
         """Send what peers take now."""

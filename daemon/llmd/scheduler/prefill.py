@@ -107,7 +107,7 @@ class PrefillManager:
     def _better_later(self, req: Req, beginnings: Mapping[bytes, list[bytes]]) -> bool:
         """Whether one of the prompts that are being computed, here by their beginnings, will soon give much of this one's KV to the tree."""
         alike = beginnings.get(req.prompt_key[:_BEGINNING])
-        if self._kv.cache is None or not alike or req.wants_prompt_logprobs:
+        if self._kv.cache is None or not alike or req.reuses_nothing:
             return False
         wanted = self._kv.known_pages(req)[0] * self._kv.pages.page_size * TOKEN_BYTES + _BEGINNING
         return len(req.prompt_key) >= wanted and any(other.startswith(req.prompt_key[:wanted]) for other in alike)

@@ -6,7 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from llmd.memory.radix_cache import TOKEN_BYTES, Node
-from llmd.wire.messages import Finish, TokenizedGenerateReqInput, TokenLogprob
+from llmd.scheduler.embed import Pool, as_request
+from llmd.wire.messages import Finish, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +59,8 @@ class Req:
     """Its first chunk has been sent."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """Computed and not sent yet."""
+    pool: Pool | None = None
+    """It is a text to embed."""
 
     @property
     def rid(self) -> str:
@@ -84,6 +87,11 @@ class Req:
         return self.source.prompt_logprobs and not self.output_ids and not self.announced and not self.unseen
 
     @property
+    def reuses_nothing(self) -> bool:
+        """Whether every token of its prompt has to be computed, also where its KV is known."""
+        return self.wants_prompt_logprobs or (self.pool is not None and self.pool.reads_all)
+
+    @property
     def banned_ids(self) -> tuple[int, ...]:
         """Ids that would end it before `min_new_tokens`."""
         return tuple(self.stop_ids) if len(self.output_ids) + self.unseen < self.source.sampling.min_new_tokens else ()
@@ -105,8 +113,10 @@ class Req:
         return self.prompt_key + array("i", self.output_ids[: tokens - size]).tobytes()
 
     def finish(self, context_length: int) -> Finish | None:
-        """Why it is over, or None. A stop token is part of the output and named by `matched`."""
+        """Why it is over, or None. A stop token is part of the output and named by `matched`. A text to embed ends with its vector."""
         sampling = self.source.sampling
+        if self.pool is not None:
+            return None
         if self.output_ids and self.output_ids[-1] in self.stop_ids and len(self.output_ids) > sampling.min_new_tokens:
             return Finish("stop", self.output_ids[-1])
         if self.remaining <= 0 or len(self.source.input_ids) + len(self.output_ids) >= context_length:
@@ -118,9 +128,14 @@ class Req:
         return self.unseen > 0 and (self.remaining <= self.unseen or self.length >= context_length)
 
 
-def new_req(source: TokenizedGenerateReqInput, arrived: float, order: int, eos_token_ids: tuple[int, ...]) -> Req:
+def new_req(message: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, arrived: float, order: int, eos_token_ids: tuple[int, ...]) -> Req:
     """A request as it arrives; its `output_ids` go on from those that the client already has."""
+    pool = None
+    if isinstance(message, TokenizedEmbeddingReqInput):
+        source, pool = as_request(message), Pool(message.pooling, message.dimensions)
+    else:
+        source = message
     sampling = source.sampling
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos_token_ids))
     key = array("i", source.input_ids).tobytes()
-    return Req(source=source, arrived=arrived, order=order, stop_ids=stops, prompt_key=key, output_ids=list(source.output_ids), queued=arrived)
+    return Req(source=source, arrived=arrived, order=order, stop_ids=stops, prompt_key=key, output_ids=list(source.output_ids), queued=arrived, pool=pool)

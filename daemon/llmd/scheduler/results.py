@@ -1,9 +1,10 @@
-"""From a sampled token to the chunk that tells of it."""
+"""From a sampled token to the chunk that tells of it, and from pooled parts to a text's vector."""
 
 from __future__ import annotations
 
 from llmd.model.batch import SampleResult
 from llmd.scheduler.req import Req
+from llmd.scheduler.schedule_batch import ScheduleBatch
 from llmd.wire.messages import TokenChunk, TokenLogprob
 
 
@@ -18,6 +19,21 @@ def chunk_of(req: Req, result: SampleResult, context_length: int) -> TokenChunk:
     start = None if req.announced else source.detokenize
     req.announced = True
     return TokenChunk(req.rid, source.frontend, first, new, req.finish(context_length), logprobs, start, prompt, req.cached_tokens)
+
+
+def vectors_of(batch: ScheduleBatch) -> list[tuple[Req, bytes | None]]:
+    """Take in what a step that is settled has pooled; each text that is complete with it, and its vector, None where it is not finite."""
+    complete: list[tuple[Req, bytes | None]] = []
+    for embed in batch.embeds:
+        req, count = batch.reqs[embed.row], batch.extend_lens[embed.row]
+        if req.done or req.stay != batch.stays[embed.row] or req.pool is None:
+            continue
+        if embed.vector is None:
+            raise RuntimeError("the runner gave no vector for a text")
+        req.pool.add(embed.vector, first=req.settled == count)
+        if req.settled == req.length:
+            complete.append((req, req.pool.vector()))
+    return complete
 
 
 def _prompt_logprobs(req: Req, result: SampleResult) -> list[TokenLogprob]:

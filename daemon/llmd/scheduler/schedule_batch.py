@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from llmd.model.batch import ForwardBatch, SampleRequest
+from llmd.model.batch import EmbedRequest, ForwardBatch, SampleRequest
 from llmd.scheduler.req import Req
 
 
@@ -22,9 +22,12 @@ class ScheduleBatch:
     """Requests that are past their prompt."""
     stays: list[int] = field(default_factory=list)
     """Each request's `stay` at the launch."""
+    embeds: list[EmbedRequest] = field(default_factory=list)
 
     def add(self, req: Req, tokens: int, *, prefill: bool) -> None:
         """`req` computes its next `tokens` tokens; it has the KV pages for them."""
+        if req.pool is not None and req.pool.wants(first=req.computed == 0, last=tokens == req.pending):
+            self.embeds.append(EmbedRequest(len(self.reqs), req.pool.pooling))
         self.reqs.append(req)
         self.extend_lens.append(tokens)
         if prefill:
@@ -58,11 +61,13 @@ class ScheduleBatch:
             seq_lens=seq_lens,
             extend_lens=extend_lens,
             req_to_token=req_to_token,
+            embeds=self.embeds,
         )
 
     def wanted(self) -> list[SampleRequest]:
-        """One for each request whose sequence is complete with this step."""
-        return [_sample_request(b, req) for b, (req, count) in enumerate(zip(self.reqs, self.extend_lens, strict=True)) if count == req.pending]
+        """One for each request whose sequence is complete with this step, and that generates at all."""
+        pairs = enumerate(zip(self.reqs, self.extend_lens, strict=True))
+        return [_sample_request(b, req) for b, (req, count) in pairs if count == req.pending and req.pool is None]
 
     def launch(self, wanted: list[SampleRequest]) -> None:
         """The step is on its way: what it computes counts as computed, and each wanted token as one that is unseen."""

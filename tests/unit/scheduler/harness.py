@@ -11,14 +11,25 @@ import numpy as np
 
 from llmd.memory.pools import ReqToTokenPool, TokenToKVPoolAllocator
 from llmd.memory.radix_cache import Eviction, RadixCache
-from llmd.model.batch import ForwardBatch, Runner, SampleRequest, SampleResult
+from llmd.model.batch import EmbedRequest, ForwardBatch, Runner, SampleRequest, SampleResult
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
 from llmd.scheduler.arrivals import Limits
 from llmd.scheduler.kv import KvManager
 from llmd.scheduler.loop import Scheduler
 from llmd.scheduler.policy import Policy, make_queue
-from llmd.wire.messages import AbortReq, Command, SamplingParams, TokenChunk, TokenizedGenerateReqInput, TokenLogprob
+from llmd.wire.messages import (
+    AbortReq,
+    Command,
+    Embedding,
+    Pooling,
+    SamplingParams,
+    SchedulerInput,
+    TokenChunk,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+    TokenLogprob,
+)
 
 PAGE = 4
 VOCAB = 97
@@ -60,7 +71,18 @@ class CheckingRunner:
         assert (batch.out_cache_loc >= self._page).all(), "page 0 is nobody's"
         self._kv[batch.out_cache_loc, 0] = batch.input_ids
         self._kv[batch.out_cache_loc, 1] = batch.positions
+        for embed in batch.embeds:
+            self._pool(batch, embed)
         return [self._sample(batch, request) for request in wanted]
+
+    def _pool(self, batch: ForwardBatch, embed: EmbedRequest) -> None:
+        """A token's state is (token, position, 1)."""
+        row, length, new = batch.req_pool_indices[embed.row], batch.seq_lens[embed.row], batch.extend_lens[embed.row]
+        stored = self._kv[batch.req_to_token[row, :length]]
+        assert stored[:, 1].tolist() == list(range(length)), "a slot holds another token's KV"
+        states = np.column_stack([stored[length - new :], np.ones(new)])
+        chosen = {"last": states[-1], "cls": states[0], "mean": states.sum(0)}[embed.pooling]
+        embed.vector = (chosen * (np.nan if self.spoil else 1)).astype(np.float32)
 
     def _sample(self, batch: ForwardBatch, request: SampleRequest) -> SampleResult:
         row, length = batch.req_pool_indices[request.row], batch.seq_lens[request.row]
@@ -77,9 +99,9 @@ class FakeInput:
     """Stands in for llmd.scheduler.input.Input."""
 
     def __init__(self) -> None:
-        self.queue: deque[TokenizedGenerateReqInput | AbortReq] = deque()
+        self.queue: deque[SchedulerInput] = deque()
 
-    def messages(self) -> Iterator[TokenizedGenerateReqInput | AbortReq]:
+    def messages(self) -> Iterator[SchedulerInput]:
         while self.queue:
             yield self.queue.popleft()
 
@@ -101,6 +123,7 @@ class FakeOutput:
         self.first: dict[str, TokenChunk] = {}
         self.errors: dict[str, str | None] = {}
         self.forgotten: list[str] = []
+        self.vectors: dict[str, list[float]] = {}
 
     def chunks(self, chunks: list[TokenChunk]) -> None:
         for chunk in chunks:
@@ -113,6 +136,11 @@ class FakeOutput:
             self.tokens[chunk.rid] += chunk.token_ids
             self.logprobs[chunk.rid] += chunk.logprobs or []
             self.last[chunk.rid] = chunk
+
+    def embeddings(self, found: list[tuple[int, Embedding]]) -> None:
+        for _, embedding in found:
+            assert embedding.rid not in self.vectors and embedding.rid not in self.errors
+            self.vectors[embedding.rid] = np.frombuffer(embedding.vector, dtype="<f4").tolist()
 
     def forget(self, rid: str) -> None:
         self.forgotten.append(rid)
@@ -202,6 +230,11 @@ class Bench:
                 logprobs=logprobs,
                 priority=priority,
             )
+        )
+
+    def embed(self, rid: str, text: list[int], pooling: Pooling = "mean", *, dimensions: int = 0, priority: int = 0) -> None:
+        self.source.queue.append(
+            TokenizedEmbeddingReqInput(rid=rid, frontend=0, epoch=1, input_ids=text, pooling=pooling, dimensions=dimensions, priority=priority)
         )
 
     def abort(self, rid: str) -> None:
