@@ -15,7 +15,7 @@ from llmd.observability.totals import Meter
 from llmd.plan.ports import PortArgs
 from llmd.wire import sockets
 from llmd.wire.codec import BadFrame, Decoder
-from llmd.wire.messages import AbortReq, BatchStrOutput, Detokenizer404, FrontendInput, TokenizedGenerateReqInput
+from llmd.wire.messages import AbortReq, FrontendInput, SchedulerInput
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ GIVE_UP_S: Final = 5.0
 #: Frames handled before the event loop gets another turn.
 FRAMES_PER_TURN: Final = 64
 
-Outgoing = TokenizedGenerateReqInput | AbortReq
-Incoming = BatchStrOutput | AbortReq | Detokenizer404
+Outgoing = SchedulerInput
+Incoming = FrontendInput
 
 
 class SchedulerPort:
@@ -70,7 +70,7 @@ class SchedulerPort:
                 if time.monotonic() < deadline:
                     self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._retry)
                     return
-                if isinstance(message, TokenizedGenerateReqInput):
+                if not isinstance(message, AbortReq):
                     self._undeliverable(message.rid)
             self._waiting.popleft()
 

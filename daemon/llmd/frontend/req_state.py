@@ -13,13 +13,16 @@ import msgspec
 from msgspec import Struct
 
 from llmd.errors import RequestError
-from llmd.wire.messages import Finish, TextChunk, TokenizedGenerateReqInput, TokenLogprob
+from llmd.wire.messages import Finish, TextChunk, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput, TokenLogprob
 
 #: Logprobs that a choice keeps as objects; what waits beyond them is packed: a token with twenty alternatives has kilobytes as objects.
 LOOSE = 64
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[TokenLogprob]).decode
+
+
+Submitted = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput
 
 
 class Delta(Struct, frozen=True):
@@ -51,15 +54,18 @@ class ReqState:
         "output_ids",
         "request",
         "sent_at",
+        "vector",
     )
 
-    def __init__(self, request: TokenizedGenerateReqInput, index: int, generation: Generation) -> None:
+    def __init__(self, request: Submitted, index: int, generation: Generation) -> None:
         self.request = request
         self.index = index
         self.generation = generation
         self.output_ids: list[int] = []
         self.finish: Finish | None = None
         self.cached_tokens = 0
+        self.vector = b""
+        """Of a text to embed that is finished: float32, little-endian."""
         self.sent_at = time.monotonic()
         self.first_at = 0.0
         self.last_at = 0.0
@@ -85,6 +91,11 @@ class ReqState:
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs = chunk.prompt_logprobs
         self.finish = chunk.finish
+        self.generation.touch(self)
+
+    def put_vector(self, vector: bytes) -> None:
+        """The one piece that a text to embed has."""
+        self.vector, self.finish = vector, Finish("stop")
         self.generation.touch(self)
 
     def take(self) -> Delta:
@@ -115,7 +126,7 @@ class Generation:
         self._unfinished = 0
         self._waiter: asyncio.Future[bool] | None = None
 
-    def add(self, request: TokenizedGenerateReqInput) -> ReqState:
+    def add(self, request: Submitted) -> ReqState:
         """One more choice."""
         state = ReqState(request, len(self.choices), self)
         self.choices.append(state)

@@ -27,7 +27,19 @@ from llmd.frontend.req_state import Generation, ReqState
 from llmd.observability.totals import Meter
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.load import Tokenizer
-from llmd.wire.messages import AbortReq, BatchStrOutput, DetokenizeParams, Detokenizer404, SamplingParams, TextChunk, TokenizedGenerateReqInput
+from llmd.wire.messages import (
+    AbortReq,
+    BatchEmbeddingOutput,
+    BatchStrOutput,
+    DetokenizeParams,
+    Detokenizer404,
+    Embedding,
+    Pooling,
+    SamplingParams,
+    TextChunk,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +54,17 @@ class ChoiceSpec(Struct, frozen=True):
     detokenize: DetokenizeParams = DetokenizeParams()
     logprobs: int = -1
     prompt_logprobs: bool = False
+    priority: int = 0
+    debug_text: str = ""
+
+
+class TextSpec(Struct, frozen=True):
+    """One text to embed."""
+
+    input_ids: list[int]
+    pooling: Pooling
+    dimensions: int = 0
+    """0: all."""
     priority: int = 0
     debug_text: str = ""
 
@@ -152,10 +175,7 @@ class TokenizerManager:
 
     def submit(self, rid: str, specs: list[ChoiceSpec], *, streamed: bool, metered: bool = True, client_id: str = "") -> Generation:
         """Send the choices to the engine. The caller must `release` the Generation in the end."""
-        if self._view.shutting_down:
-            raise shutting_down()
-        if not self._view.engine_up:
-            raise engine_unavailable()
+        self._submittable()
         generation = Generation(rid, streamed=streamed, metered=metered, client_id=client_id)
         epoch = self._view.epoch
         for index, spec in enumerate(specs):
@@ -175,6 +195,31 @@ class TokenizerManager:
             self._states[request.rid] = state
             self._port.send(request)
         return generation
+
+    def submit_texts(self, rid: str, texts: list[TextSpec], *, client_id: str = "") -> Generation:
+        """The same for texts to embed: each choice ends with its `vector`."""
+        self._submittable()
+        generation = Generation(rid, streamed=False, client_id=client_id)
+        for index, text in enumerate(texts):
+            request = TokenizedEmbeddingReqInput(
+                rid=rid if len(texts) == 1 else f"{rid}-{index}",
+                frontend=self._frontend,
+                epoch=self._view.epoch,
+                input_ids=text.input_ids,
+                pooling=text.pooling,
+                dimensions=text.dimensions,
+                priority=text.priority,
+                debug_text=text.debug_text,
+            )
+            self._states[request.rid] = generation.add(request)
+            self._port.send(request)
+        return generation
+
+    def _submittable(self) -> None:
+        if self._view.shutting_down:
+            raise shutting_down()
+        if not self._view.engine_up:
+            raise engine_unavailable()
 
     def release(self, generation: Generation, why: str) -> None:
         """Forget a Generation; what still runs of it is aborted in the scheduler."""
@@ -226,6 +271,9 @@ class TokenizerManager:
                 now = time.monotonic()
                 for chunk in message.chunks:
                     self._deliver(chunk, now)
+            case BatchEmbeddingOutput():
+                for embedding in message.embeddings:
+                    self._embedded(embedding)
             case AbortReq():
                 state = self._states.pop(message.rid, None)
                 if state is not None:
@@ -259,6 +307,11 @@ class TokenizerManager:
             self._port.send(AbortReq(rid=chunk.rid, epoch=state.request.epoch, code="stop_string"))
         if finish.reason == "abort":
             state.generation.fail(RequestError("the request was aborted", code="aborted"))
+
+    def _embedded(self, embedding: Embedding) -> None:
+        state = self._states.pop(embedding.rid, None)
+        if state is not None:
+            state.put_vector(embedding.vector)
 
     def _measure(self, state: ReqState, tokens: int, now: float) -> None:
         if not state.first_at:
