@@ -26,7 +26,8 @@ class Detokenizer:
         self._states: dict[str, RequestState] = {}
         self._ended: dict[str, None] = {}
         self._out: dict[int, list[TextChunk]] = {}
-        self._unknown: list[tuple[int, str]] = []
+        self._unknown: dict[str, int] = {}
+        """rid -> its frontend."""
         self._earlier_since: float | None = None
 
     def __len__(self) -> int:
@@ -53,9 +54,9 @@ class Detokenizer:
         messages: list[tuple[int, BatchStrOutput | Detokenizer404]] = [
             (frontend, BatchStrOutput(epoch=self._epoch, chunks=chunks)) for frontend, chunks in self._out.items()
         ]
-        messages += [(frontend, Detokenizer404(rid=rid, epoch=self._epoch)) for frontend, rid in self._unknown]
+        messages += [(frontend, Detokenizer404(rid=rid, epoch=self._epoch)) for rid, frontend in self._unknown.items()]
         self._out = {}
-        self._unknown = []
+        self._unknown = {}
         return messages
 
     def forget(self, frontend: int) -> None:
@@ -84,6 +85,7 @@ class Detokenizer:
                 self._meter.inc("llmd_wire_bad_frames_total", channel="detokenizer")
                 return
             self._ended.pop(rid, None)
+            self._unknown.pop(rid, None)
             state = self._states[rid] = RequestState(self._table, chunk.frontend, chunk.first, chunk.start)
         if state is None:
             self._take_unknown(chunk)
@@ -92,7 +94,7 @@ class Detokenizer:
             text = state.take(chunk)
         except Gap:
             del self._states[rid]
-            self._unknown.append((state.frontend, rid))
+            self._unknown[rid] = state.frontend
             return
         if text is None:
             return
@@ -105,7 +107,7 @@ class Detokenizer:
     def _take_unknown(self, chunk: TokenChunk) -> None:
         if chunk.rid not in self._ended:
             if 0 <= chunk.frontend < self._frontends:
-                self._unknown.append((chunk.frontend, chunk.rid))
+                self._unknown[chunk.rid] = chunk.frontend
         elif chunk.finish is not None:
             del self._ended[chunk.rid]
 

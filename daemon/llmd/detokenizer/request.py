@@ -14,7 +14,7 @@ class Gap(Exception):
 class RequestState:
     """Text comes out when its characters are whole and no stop string may begin in it; ids and logprobs wait for it."""
 
-    __slots__ = ("_cached", "_decoder", "_first", "_ids", "_logprobs", "_prompt_logprobs", "_stops", "_table", "frontend")
+    __slots__ = ("_at", "_cached", "_decoder", "_first", "_ids", "_logprobs", "_prompt_logprobs", "_stops", "_table", "frontend")
 
     def __init__(self, table: TokenBytes, frontend: int, first: int, params: DetokenizeParams) -> None:
         self.frontend = frontend
@@ -22,6 +22,7 @@ class RequestState:
         self._decoder = table.decoder(skip_special_tokens=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop) if any(params.stop) else None
         self._first = first
+        self._at = 0
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob] | None = None
@@ -39,7 +40,9 @@ class RequestState:
         text, used, matched = self._text(ids, chunk.finish)
         self._ids += ids[:used]
         if chunk.logprobs:
-            self._logprobs = (self._logprobs or []) + self._named(chunk.logprobs[known : known + used])
+            # They are those of the chunk's last tokens, of which some may be known, and some beyond a stop string.
+            missing = len(chunk.token_ids) - len(chunk.logprobs)
+            self._logprobs = (self._logprobs or []) + self._named(chunk.logprobs[max(0, known - missing) : max(0, known + used - missing)])
         if chunk.prompt_logprobs:
             self._prompt_logprobs = self._named(chunk.prompt_logprobs)
         self._cached = chunk.cached_tokens or self._cached
@@ -71,7 +74,8 @@ class RequestState:
         return [TokenLogprob(e.token_id, e.logprob, e.top, raw(e.token_id), tuple([raw(id) for id, _ in e.top])) for e in entries]
 
     def _emit(self, rid: str, text: str, finish: Finish | None) -> TextChunk:
-        chunk = TextChunk(rid, self._first, text, self._ids, finish, self._logprobs, self._prompt_logprobs, self._cached)
+        chunk = TextChunk(rid, self._first, text, self._ids, finish, self._logprobs, self._prompt_logprobs, self._cached, self._at)
         self._first += len(self._ids)
+        self._at += len(text)
         self._ids, self._logprobs, self._prompt_logprobs = [], None, None
         return chunk

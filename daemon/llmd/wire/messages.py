@@ -62,7 +62,7 @@ class DetokenizeParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
-    """One request to generate. `output_ids` are tokens that the client already has (a resubmission), else empty."""
+    """One request to generate. `output_ids` are tokens that the frontend already has (a resubmission), else empty."""
 
     rid: str
     frontend: int
@@ -77,6 +77,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """-1: none; k >= 0: each token's logprob and the k most likely alternatives."""
     prompt_logprobs: bool = False
     """Also the logprob of each prompt token (`echo`)."""
+    resumed: bool = False
+    """An engine had taken it before, and is gone: it is not refused for a full queue, and goes before new ones."""
     debug_text: str = ""
     """The prompt's text, only while failpoints are armed."""
 
@@ -104,6 +106,23 @@ class AbortReq(Message, frozen=True, kw_only=True):
     code: str | None = None
     message: str = ""
     param: str | None = None
+
+
+class Resend(Message, frozen=True, kw_only=True):
+    """frontend -> scheduler: a detokenizer has been lost; send the output of `request` again, from its first token on.
+
+    A scheduler that does not know the request (any more) takes it as a new one, which goes on from its `output_ids`.
+    """
+
+    epoch: int
+    request: TokenizedGenerateReqInput
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """frontend -> scheduler: all of `rid`'s output has come, its finish included; it need not be kept any more."""
+
+    rid: str
+    epoch: int
 
 
 # ---------------------------------------------------------------- data plane: scheduler -> detokenizer -> frontend
@@ -140,8 +159,9 @@ class TokenChunk(Struct, frozen=True, array_like=True):
     token_ids: list[int]
     finish: Finish | None = None
     logprobs: list[TokenLogprob] | None = None
+    """Of the last tokens of `token_ids`, where asked for; those that a frontend has already are left out."""
     start: DetokenizeParams | None = None
-    """Set on the first chunk of a request in this epoch."""
+    """Set on the first chunk of a request in this epoch, and when its output is sent again: then `first` is 0."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """With the first chunk, where asked for: one entry a prompt token."""
     cached_tokens: int = 0
@@ -158,6 +178,7 @@ class TextChunk(Struct, frozen=True, array_like=True):
     """New text of one request; the ids and logprobs belong to all tokens taken in since the last chunk.
 
     Text that might be the start of a stop string, and bytes of an unfinished character, are held back to a later chunk.
+    Where output is sent again, `first` and `at` say how much of it a frontend has already.
     """
 
     rid: str
@@ -166,8 +187,11 @@ class TextChunk(Struct, frozen=True, array_like=True):
     token_ids: list[int]
     finish: Finish | None = None
     logprobs: list[TokenLogprob] | None = None
+    """Of the last tokens of `token_ids`."""
     prompt_logprobs: list[TokenLogprob] | None = None
     cached_tokens: int = 0
+    at: int = 0
+    """Index of the first character of `text` in the request's text."""
 
 
 class BatchStrOutput(Message, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def test_a_chunk_carries_all_ids_since_the_last_one() -> None:
     assert feed.one("a", b"\xf0") is None
     assert feed.one("a", b"\x9f\x98") is None
     assert feed.one("a", b"\x80") == TextChunk("a", 0, "\U0001f600", [0xF0, 0x9F, 0x98, 0x80])
-    assert feed.one("a", b"x", finish=LENGTH) == TextChunk("a", 4, "x", [120], LENGTH)
+    assert feed.one("a", b"x", finish=LENGTH) == TextChunk("a", 4, "x", [120], LENGTH, at=1)
     assert len(feed.core) == 0
 
 
@@ -62,13 +62,13 @@ def test_leftover_bytes_and_held_text_come_out_at_the_finish() -> None:
     assert feed.one("a", b"\xe6\x97") is None
     assert feed.one("a", b"", finish=LENGTH) == TextChunk("a", 0, "\ufffd", [0xE6, 0x97], LENGTH)
     assert feed.one("b", b"xen", stop=("end",)) == TextChunk("b", 0, "x", [120, 101, 110])
-    assert feed.one("b", b"", finish=Finish("abort")) == TextChunk("b", 3, "en", [], Finish("abort"))
+    assert feed.one("b", b"", finish=Finish("abort")) == TextChunk("b", 3, "en", [], Finish("abort"), at=1)
 
 
 def test_stop_string_across_chunks_ends_the_request() -> None:
     feed = Feed()
     assert feed.one("a", b"one <st", stop=("<stop>",)) == TextChunk("a", 0, "one ", list(b"one <st"))
-    assert feed.one("a", b"op> two") == TextChunk("a", 7, "", list(b"op>"), Finish("stop", "<stop>"))
+    assert feed.one("a", b"op> two") == TextChunk("a", 7, "", list(b"op>"), Finish("stop", "<stop>"), at=4)
     assert len(feed.core) == 0
     assert feed.one("a", b" three") is None
     assert feed.one("a", b" four", finish=LENGTH) is None
@@ -127,16 +127,31 @@ def test_unknown_request_is_reported_to_its_frontend() -> None:
 def test_known_tokens_are_skipped_and_missing_ones_are_reported() -> None:
     feed = Feed()
     feed.one("a", b"ab")
-    assert feed.send(TokenChunk("a", 0, 1, list(b"bc")))[0][1].chunks == [TextChunk("a", 2, "c", [99])]
+    assert feed.send(TokenChunk("a", 0, 1, list(b"bc")))[0][1].chunks == [TextChunk("a", 2, "c", [99], at=2)]
     assert feed.send(TokenChunk("a", 0, 9, [97])) == [(0, Detokenizer404(rid="a", epoch=1))]
     assert len(feed.core) == 0
 
 
-def test_a_request_that_starts_again_starts_where_it_says() -> None:
+def test_output_that_is_sent_again_gives_the_text_it_would_have_given() -> None:
     feed = Feed()
-    feed.one("a", b"ab")
-    again = TokenChunk("a", 0, 2, list(b"cd"), start=DetokenizeParams())
-    assert feed.send(again)[0][1].chunks == [TextChunk("a", 2, "cd", list(b"cd"))]
+    assert feed.one("a", b"one <st", stop=("<stop>",)) == TextChunk("a", 0, "one ", list(b"one <st"))
+    other = Feed()
+    again = TokenChunk("a", 0, 0, list(b"one <sto"), start=DetokenizeParams(stop=("<stop>",)), logprobs=[TokenLogprob(111, -1.0)])
+    (chunk,) = other.send(again)[0][1].chunks
+    assert chunk == TextChunk("a", 0, "one ", list(b"one <sto"), logprobs=[TokenLogprob(111, -1.0, (), b"o")])
+    assert other.send(TokenChunk("a", 0, 8, list(b"ry")))[0][1].chunks == [TextChunk("a", 8, "<story", list(b"ry"), at=4)]
+    assert other.send(again, TokenChunk("a", 0, 8, list(b"p>")))[0][1].chunks[-1] == TextChunk("a", 8, "", list(b"p>"), Finish("stop", "<stop>"), at=4)
+
+
+def test_logprobs_of_output_that_is_sent_again_belong_to_its_last_tokens() -> None:
+    feed = Feed()
+    chunk = TokenChunk("a", 0, 0, list(b"wxyz"), logprobs=[TokenLogprob(121, -1.0), TokenLogprob(122, -2.0)], start=DetokenizeParams(stop=("z",)))
+    (text,) = feed.send(chunk)[0][1].chunks
+    assert (text.text, text.token_ids, text.finish) == ("wxy", list(b"wxyz"), Finish("stop", "z"))
+    assert [entry.token_id for entry in text.logprobs] == [121, 122]
+    chunk = TokenChunk("b", 0, 0, list(b"wxyz"), logprobs=[TokenLogprob(122, -2.0)], start=DetokenizeParams(stop=("y",)))
+    (text,) = feed.send(chunk)[0][1].chunks
+    assert text.token_ids == list(b"wxy") and not text.logprobs
 
 
 def test_abort_forgets_the_request() -> None:
@@ -176,7 +191,7 @@ def test_forgotten_frontend_learns_it_with_the_next_chunk() -> None:
     feed.send(feed.chunk("a", b"a"), feed.chunk("b", b"b", frontend=1))
     feed.core.forget(0)
     assert feed.send(feed.chunk("a", b"a"), feed.chunk("b", b"b", frontend=1)) == [
-        (1, BatchStrOutput(epoch=1, chunks=[TextChunk("b", 1, "b", [98])])),
+        (1, BatchStrOutput(epoch=1, chunks=[TextChunk("b", 1, "b", [98], at=1)])),
         (0, Detokenizer404(rid="a", epoch=1)),
     ]
 
