@@ -14,13 +14,14 @@ class Gap(Exception):
 class RequestState:
     """Text comes out when its characters are whole and no stop string may begin in it; ids and logprobs wait for it."""
 
-    __slots__ = ("_at", "_cached", "_decoder", "_first", "_ids", "_logprobs", "_prompt_logprobs", "_stops", "_table", "frontend")
+    __slots__ = ("_at", "_cached", "_decoder", "_first", "_ids", "_include_stop", "_logprobs", "_prompt_logprobs", "_stops", "_table", "frontend")
 
     def __init__(self, table: TokenBytes, frontend: int, first: int, params: DetokenizeParams) -> None:
         self.frontend = frontend
         self._table = table
         self._decoder = table.decoder(skip_special_tokens=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop) if any(params.stop) else None
+        self._include_stop = params.include_stop
         self._first = first
         self._at = 0
         self._ids: list[int] = []
@@ -31,7 +32,8 @@ class RequestState:
     def take(self, chunk: TokenChunk) -> TextChunk | None:
         """Take new tokens in; what there is to send, if anything. A chunk with `finish` set is the last one.
 
-        Tokens that were taken in before are skipped. Raises Gap. A stop token that ended the request is no part of the text.
+        Tokens that were taken in before are skipped. Raises Gap. What stopped the request, string or token,
+        is no part of the text unless it asked for that.
         """
         known = self._first + len(self._ids) - chunk.first
         if known < 0:
@@ -54,7 +56,8 @@ class RequestState:
     def _text(self, ids: list[int], finish: Finish | None) -> tuple[str, int, str | None]:
         """(text that is certain now, number of ids taken in, the stop string that ended it)."""
         stops, decoder = self._stops, self._decoder
-        visible = ids[:-1] if finish is not None and finish.reason == "stop" and ids and ids[-1] == finish.matched else ids
+        stopped = finish is not None and finish.reason == "stop" and bool(ids) and ids[-1] == finish.matched
+        visible = ids[:-1] if stopped and not self._include_stop else ids
         if stops is None:
             text = decoder.feed(visible)
             return text + decoder.flush() if finish is not None else text, len(ids), None
@@ -62,11 +65,13 @@ class RequestState:
         for used, id in enumerate(visible, 1):
             out += stops.feed(decoder.feed([id]))
             if stops.matched is not None:
-                return out, used, stops.matched
+                return out + stops.matched if self._include_stop else out, used, stops.matched
         if finish is not None:
             out += stops.feed(decoder.flush())
             if stops.matched is None:
                 out += stops.flush()
+            if stops.matched is not None and self._include_stop:
+                out += stops.matched
         return out, len(ids), stops.matched
 
     def _named(self, entries: list[TokenLogprob]) -> list[TokenLogprob]:

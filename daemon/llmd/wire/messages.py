@@ -59,6 +59,8 @@ class DetokenizeParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     """Stop strings: the text is cut before the earliest one."""
     skip_special_tokens: bool = True
+    include_stop: bool = False
+    """The text ends with the stop string or stop token that ended it, instead of before it."""
 
 
 class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):

@@ -29,9 +29,11 @@ class Feed:
         self.epoch = epoch
         self.next: dict[str, int] = {}
 
-    def chunk(self, rid: str, ids: list[int] | bytes, *, stop: tuple[str, ...] = (), skip: bool = True, frontend: int = 0, **more: Any) -> TokenChunk:
+    def chunk(
+        self, rid: str, ids: list[int] | bytes, *, stop: tuple[str, ...] = (), skip: bool = True, include_stop: bool = False, frontend: int = 0, **more: Any
+    ) -> TokenChunk:
         first = self.next.get(rid)
-        start = DetokenizeParams(stop=stop, skip_special_tokens=skip) if first is None else None
+        start = DetokenizeParams(stop=stop, skip_special_tokens=skip, include_stop=include_stop) if first is None else None
         self.next[rid] = (first or 0) + len(ids)
         return TokenChunk(rid, frontend, first or 0, list(ids), start=start, **more)
 
@@ -63,6 +65,17 @@ def test_leftover_bytes_and_held_text_come_out_at_the_finish() -> None:
     assert feed.one("a", b"", finish=LENGTH) == TextChunk("a", 0, "\ufffd", [0xE6, 0x97], LENGTH)
     assert feed.one("b", b"xen", stop=("end",)) == TextChunk("b", 0, "x", [120, 101, 110])
     assert feed.one("b", b"", finish=Finish("abort")) == TextChunk("b", 3, "en", [], Finish("abort"), at=1)
+
+
+def test_what_stopped_a_request_ends_its_text_where_that_is_asked_for() -> None:
+    feed = Feed()
+    wish: dict[str, Any] = {"stop": ("<stop>",), "include_stop": True}
+    assert feed.one("a", b"one <st", **wish) == TextChunk("a", 0, "one ", list(b"one <st"))
+    assert feed.one("a", b"op> two") == TextChunk("a", 7, "<stop>", list(b"op>"), Finish("stop", "<stop>"), at=4)
+    assert feed.one("b", b"x<stop", **wish) == TextChunk("b", 0, "x", list(b"x<stop"))
+    assert feed.one("b", b">", finish=LENGTH) == TextChunk("b", 6, "<stop>", [62], Finish("stop", "<stop>"), at=1)
+    assert feed.one("c", [65, 66], finish=Finish("stop", 66), include_stop=True) == TextChunk("c", 0, "AB", [65, 66], Finish("stop", 66))
+    assert feed.one("d", [65, 66], finish=Finish("stop", 66)) == TextChunk("d", 0, "A", [65, 66], Finish("stop", 66))
 
 
 def test_stop_string_across_chunks_ends_the_request() -> None:
