@@ -111,12 +111,14 @@ class ReqState:
 class Generation:
     """All choices of one HTTP request, and the one handler that waits for them."""
 
-    __slots__ = ("_touched", "_unfinished", "_waiter", "choices", "client_id", "disconnected", "error", "metered", "rid", "streamed")
+    __slots__ = ("_touched", "_unfinished", "_waiter", "choices", "client_id", "disconnected", "error", "metered", "names", "rid", "streamed")
 
     def __init__(self, rid: str, *, streamed: bool, metered: bool = True, client_id: str = "") -> None:
         """`streamed`: the handler wants every piece; else it is woken when all choices are finished. `client_id`: the client's X-Request-Id."""
         self.rid = rid
         self.client_id = client_id
+        self.names: tuple[str, ...] = ()
+        """What its client calls its choices (`rid` of /generate)."""
         self.streamed = streamed
         self.metered = metered
         self.choices: list[ReqState] = []

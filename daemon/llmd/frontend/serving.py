@@ -41,6 +41,7 @@ async def serve(runtime: Runtime, call: Call, specs: list[ChoiceSpec], answer: A
     generation = runtime.manager.submit(call.exchange.rid, specs, streamed=answer.stream, client_id=call.exchange.request_id)
     watcher = asyncio.create_task(_watch(call.receive, generation))
     try:
+        answer.begin(generation)
         if answer.stream:
             await _Stream(runtime, call, generation, answer).run()
         else:

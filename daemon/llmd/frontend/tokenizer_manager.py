@@ -221,6 +221,13 @@ class TokenizerManager:
         if not self._view.engine_up:
             raise engine_unavailable()
 
+    def name(self, generation: Generation, names: tuple[str, ...]) -> None:
+        """Give a Generation the names that its client has for its choices. Raises RequestError where one is taken by what runs, or twice."""
+        taken = {name for state in self._states.values() for name in state.generation.names}
+        if len(set(names)) < len(names) or not taken.isdisjoint(names):
+            raise RequestError("rid: there is a request of that name already", code="duplicate_request_id", param="rid")
+        generation.names = names
+
     def release(self, generation: Generation, why: str) -> None:
         """Forget a Generation; what still runs of it is aborted in the scheduler."""
         for state in generation.choices:
@@ -232,7 +239,7 @@ class TokenizerManager:
         """End the requests of that exact rid or client id, or all, with `aborted` or `reloaded`; returns their rids. The warm-up and probes go on."""
         why = "other weights are being loaded" if code == "reloaded" else "the request was aborted by an administrator"
         open_ones = {id(s.generation): s.generation for s in self._states.values()}.values()
-        chosen = [g for g in open_ones if g.metered and (everything or (rid != "" and g.rid == rid) or (client_id != "" and g.client_id == client_id))]
+        chosen = [g for g in open_ones if g.metered and (everything or (rid != "" and (g.rid == rid or rid in g.names)) or (client_id != "" and g.client_id == client_id))]
         for generation in chosen:
             self.release(generation, code)
             generation.fail(RequestError(why, code=code))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from llmd.frontend.openai.usage import Usage
 from llmd.frontend.replies import dumps
-from llmd.frontend.req_state import Delta
+from llmd.frontend.req_state import Delta, Generation
 
 DONE = b"data: [DONE]\n\n"
 
@@ -17,6 +17,9 @@ class Answer(Protocol):
 
     stream: bool
     usage: Usage
+
+    def begin(self, generation: Generation) -> None:
+        """The choices have been submitted. May raise RequestError, which ends them."""
 
     def chunk(self, delta: Delta) -> bytes:
         """Events for what one choice has to add; may be empty."""
