@@ -239,7 +239,11 @@ class TokenizerManager:
         """End the requests of that exact rid or client id, or all, with `aborted` or `reloaded`; returns their rids. The warm-up and probes go on."""
         why = "other weights are being loaded" if code == "reloaded" else "the request was aborted by an administrator"
         open_ones = {id(s.generation): s.generation for s in self._states.values()}.values()
-        chosen = [g for g in open_ones if g.metered and (everything or (rid != "" and (g.rid == rid or rid in g.names)) or (client_id != "" and g.client_id == client_id))]
+
+        def meant(g: Generation) -> bool:
+            return everything or (rid != "" and (g.rid == rid or rid in g.names)) or (client_id != "" and g.client_id == client_id)
+
+        chosen = [g for g in open_ones if g.metered and meant(g)]
         for generation in chosen:
             self.release(generation, code)
             generation.fail(RequestError(why, code=code))
