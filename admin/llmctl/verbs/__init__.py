@@ -19,4 +19,5 @@ VERBS: Final[dict[str, str]] = {
     "abort": "end a request, a client's requests, or all",
     "restart": "restart the engine",
     "stop": "stop the daemon",
+    "bench": "measure a server under load",
 }
