@@ -9,6 +9,9 @@ from llmd.scheduler.kv import KvManager
 from llmd.scheduler.req import Req, new_req
 from llmd.wire.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
+#: Those that another engine had taken before are older than all that arrives here.
+_RESUMED = -(2**40)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -42,11 +45,12 @@ class Arrivals:
 
     def make(self, source: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, in_flight: int) -> Req | Refusal:
         """A request, or why it can't be one. `in_flight`: how many run or wait now."""
-        refusal = self._never(source) or self._not_now(in_flight)
+        refusal = self._never(source) or (None if source.resumed else self._not_now(in_flight))
         if refusal is not None:
             return refusal
         self._count += 1
-        return new_req(source, time.monotonic(), self._count, self._limits.eos_token_ids)
+        order = self._count + (_RESUMED if source.resumed else 0)
+        return new_req(source, time.monotonic(), order, self._limits.eos_token_ids)
 
     def _never(self, source: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> Refusal | None:
         """The frontends have checked all this; here it keeps a wrong frontend from costing other requests."""

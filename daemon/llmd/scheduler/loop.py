@@ -19,6 +19,7 @@ from llmd.scheduler.chunk import ChunkSizer
 from llmd.scheduler.compute import Compute, Step
 from llmd.scheduler.decode import DecodeManager
 from llmd.scheduler.input import Input
+from llmd.scheduler.kept import Kept, again
 from llmd.scheduler.kv import KvManager
 from llmd.scheduler.output import Output
 from llmd.scheduler.prefill import PrefillManager
@@ -26,7 +27,7 @@ from llmd.scheduler.req import Req
 from llmd.scheduler.results import chunk_of, vectors_of
 from llmd.scheduler.schedule_batch import ScheduleBatch
 from llmd.scheduler.waiting import WaitingQueue
-from llmd.wire.messages import AbortReq, Command, Embedding, TokenChunk, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+from llmd.wire.messages import AbortReq, Ack, Command, Embedding, Resend, TokenChunk, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 CommandHandler = Callable[[Command], None]
 
@@ -73,6 +74,7 @@ class Scheduler:
         self._prefill = PrefillManager(kv, waiting, self.decode, meter, max_running=limits.max_running, context_length=limits.context_length)
         self._chunk = ChunkSizer(chunk)
         self._arrivals = Arrivals(limits, kv)
+        self._kept = Kept()
 
     # ------------------------------------------------------------ the loop
 
@@ -92,10 +94,15 @@ class Scheduler:
         for command in self._input.commands():
             on_command(command)
         for message in self._input.messages():
-            if isinstance(message, AbortReq):
-                self.abort(message.rid)
-            else:
-                self._arrive(message)
+            match message:
+                case AbortReq():
+                    self.abort(message.rid)
+                case Ack():
+                    self._kept.drop(message.rid)
+                case Resend():
+                    self._resend(message.request)
+                case _:
+                    self._arrive(message)
         self._expire()
 
     def schedule(self) -> ScheduleBatch:
@@ -168,6 +175,7 @@ class Scheduler:
             return None
         if chunk.finish is not None:
             self._end(req)
+        self._kept.sent(req, chunk)
         return chunk
 
     def _embed(self, batch: ScheduleBatch) -> None:
@@ -236,10 +244,23 @@ class Scheduler:
         req = self._arrivals.make(source, self.in_flight)
         if isinstance(req, Refusal):
             self._output.refuse(source.rid, source.frontend, req.code, req.message, req.param)
-        elif (finish := req.finish(self._limits.context_length)) is not None and not req.wants_prompt_logprobs:
-            self._output.chunks([TokenChunk(req.rid, source.frontend, len(req.output_ids), [], finish, start=req.source.detokenize)])
+        elif req.finish(self._limits.context_length) is not None and not req.wants_prompt_logprobs:
+            req.done = req.announced = True
+            chunk = again(req, len(req.output_ids), self._limits.context_length)
+            self._kept.sent(req, chunk)
+            self._output.chunks([chunk])
+        elif source.resumed:
+            self.waiting.push_back(req)
         else:
             self.waiting.push(req)
+
+    def _resend(self, source: TokenizedGenerateReqInput) -> None:
+        """Its detokenizer is gone: send what there is again. Of a request that has no output yet nothing is lost."""
+        req = self._kept.get(source.rid)
+        if req is not None:
+            self._output.chunks([again(req, len(source.output_ids), self._limits.context_length)])
+        elif source.rid not in self.waiting and source.rid not in self.decode.running:
+            self._arrive(source)
 
     def _admit(self, req: Req) -> bool:
         """`req` leaves the queue to run."""
@@ -257,6 +278,7 @@ class Scheduler:
 
     def abort(self, rid: str, *, keep: bool = True) -> None:
         """Its frontend has forgotten `rid`. `keep`: what it has computed may serve others."""
+        self._kept.drop(rid)
         req = self.waiting.pop(rid) or self.decode.pop(rid, keep=keep)
         if req is not None:
             req.done = True
@@ -276,6 +298,7 @@ class Scheduler:
         gone = [req for req in (*self.decode.running.values(), *self.waiting) if req.source.frontend == frontend]
         for req in gone:
             self.fail(req, Refusal("engine_unavailable", "the process that held this request has been replaced"))
+        self._kept.drop_frontend(frontend)
         return len(gone)
 
     def _expire(self) -> None:

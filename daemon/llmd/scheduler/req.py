@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from llmd.memory.radix_cache import TOKEN_BYTES, Node
 from llmd.scheduler.embed import Pool, as_request
-from llmd.wire.messages import Finish, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput, TokenLogprob
+from llmd.wire.messages import Finish, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +57,10 @@ class Req:
     """When it was first admitted; None: never yet."""
     announced: bool = False
     """Its first chunk has been sent."""
-    prompt_logprobs: list[TokenLogprob] | None = None
-    """Computed and not sent yet."""
+    sent_logprobs: list[bytes] = field(default_factory=list)
+    """Packed, of the newest tokens: those that its frontend had when it sent it have none."""
+    sent_prompt_logprobs: bytes = b""
+    """Packed."""
     pool: Pool | None = None
     """It is a text to embed."""
 

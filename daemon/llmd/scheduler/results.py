@@ -17,6 +17,8 @@ def chunk_of(req: Req, result: SampleResult, context_length: int) -> TokenChunk:
     req.output_ids += new
     logprobs = [TokenLogprob(result.token_id, result.logprob, result.top)] if new and source.logprobs >= 0 else None
     start = None if req.announced else source.detokenize
+    if start is not None and first:  # a request that goes on here: the detokenizer has to know all of its text
+        first, new = 0, list(req.output_ids)
     req.announced = True
     return TokenChunk(req.rid, source.frontend, first, new, req.finish(context_length), logprobs, start, prompt, req.cached_tokens)
 

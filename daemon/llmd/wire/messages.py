@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from llmd.wire.tables import Tables
+
 FinishReason = Literal["stop", "length", "abort"]
 Pooling = Literal["last", "mean", "cls"]
 """How the hidden states of a text become one vector: the last token's, the mean of all, the first token's."""
@@ -96,6 +98,8 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     dimensions: int = 0
     """Keep the first so many numbers, if the vector has more; 0: all."""
     priority: int = 0
+    resumed: bool = False
+    """As for a request to generate."""
     debug_text: str = ""
     """The text, only while failpoints are armed."""
 
@@ -284,6 +288,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     rss_bytes: int
     cpu_s: float
     totals: Totals = Totals()
+    tables: Tables = Tables()
 
 
 class Reply(Message, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from llmd.wire.messages import (
     Command,
     Embedding,
     Pooling,
+    Resend,
     SamplingParams,
     SchedulerInput,
     TokenChunk,
@@ -124,9 +125,16 @@ class FakeOutput:
         self.errors: dict[str, str | None] = {}
         self.forgotten: list[str] = []
         self.vectors: dict[str, list[float]] = {}
+        self.lost: set[str] = set()
+        """The detokenizer has lost these: what comes next of them is all of their output."""
+        self.again: list[TokenChunk] = []
 
     def chunks(self, chunks: list[TokenChunk]) -> None:
         for chunk in chunks:
+            if chunk.rid in self.lost and chunk.start is not None:
+                assert (chunk.first, chunk.token_ids) == (0, self.tokens[chunk.rid])
+                self.again.append(chunk)
+                continue
             assert (chunk.start is not None) == (chunk.rid not in self.first)
             self.first.setdefault(chunk.rid, chunk)
             if chunk.start is not None:
@@ -215,6 +223,7 @@ class Bench:
         prompt_logprobs: bool = False,
         logprobs: int = -1,
         priority: int = 0,
+        resumed: bool = False,
         **sampling: Any,
     ) -> None:
         params = SamplingParams(max_new_tokens=count, **sampling)
@@ -229,6 +238,7 @@ class Bench:
                 prompt_logprobs=prompt_logprobs,
                 logprobs=logprobs,
                 priority=priority,
+                resumed=resumed,
             )
         )
 
@@ -236,6 +246,13 @@ class Bench:
         self.source.queue.append(
             TokenizedEmbeddingReqInput(rid=rid, frontend=0, epoch=1, input_ids=text, pooling=pooling, dimensions=dimensions, priority=priority)
         )
+
+    def resend(self, rid: str, prompt: list[int], count: int, known: list[int], *, logprobs: int = -1) -> None:
+        """The detokenizer is another one; the frontend has got `known` tokens."""
+        self.out.lost.add(rid)
+        params = SamplingParams(max_new_tokens=count)
+        request = TokenizedGenerateReqInput(rid=rid, frontend=0, epoch=1, input_ids=prompt, sampling=params, output_ids=known, logprobs=logprobs, resumed=True)
+        self.source.queue.append(Resend(epoch=1, request=request))
 
     def abort(self, rid: str) -> None:
         self.source.queue.append(AbortReq(rid=rid, epoch=1))

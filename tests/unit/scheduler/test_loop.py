@@ -173,8 +173,8 @@ def test_a_resubmission_continues_and_prefills_its_output_too() -> None:
     prompt, whole = [4, 5, 6], oracle([4, 5, 6], 20)
     bench.send("a", prompt, 20, output_ids=whole[:7])
     bench.run()
-    assert bench.out.first["a"].first == 7
-    assert bench.out.tokens["a"][7:] == whole[7:]
+    assert (bench.out.first["a"].first, bench.out.first["a"].token_ids) == (0, whole[:8])
+    assert bench.out.tokens["a"] == whole
 
 
 def test_logits_that_are_not_finite_cost_their_request_only() -> None:
