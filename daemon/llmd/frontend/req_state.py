@@ -1,13 +1,14 @@
 """State of requests in flight: `ReqState` for each rid, `Generation` for the HTTP request that waits for them.
 
-The engine's side puts pieces in, the handler takes them out; what a slow handler has not taken yet is merged, so a
-request never holds more than its own output. A handler is woken once for all that one step brought.
+The engine's side puts pieces in, the handler takes them out; what a slow handler has not taken yet is merged, and how
+much that is can be seen (`unread`). A handler is woken once for all that one step brought.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +16,8 @@ from msgspec import Struct
 from llmd.errors import RequestError
 from llmd.wire.messages import Finish, TextChunk, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput, TokenLogprob
 
-#: Logprobs that a choice keeps as objects; what waits beyond them is packed: a token with twenty alternatives has kilobytes as objects.
+#: Pieces of text and logprobs that a choice keeps as objects; what waits beyond them is joined and packed: a token with twenty
+#: alternatives has kilobytes as objects.
 LOOSE = 64
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -36,6 +38,14 @@ class Delta(Struct, frozen=True):
     finish: Finish | None
 
 
+class _Packed(Struct, frozen=True):
+    """Text, ids and logprobs that belong together and have waited for long."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: bytes
+
+
 class ReqState:
     """One rid from submission to its last delivered token: enough to deliver it, and to submit it again."""
 
@@ -54,6 +64,7 @@ class ReqState:
         "output_ids",
         "request",
         "sent_at",
+        "unread",
         "vector",
     )
 
@@ -72,7 +83,9 @@ class ReqState:
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._packed: list[bytes] = []
+        self._packed: list[_Packed] = []
+        self.unread = 0
+        """Characters and packed bytes that wait to be taken, roughly."""
         self._prompt_logprobs: list[TokenLogprob] | None = None
 
     def put(self, chunk: TextChunk) -> None:
@@ -83,11 +96,11 @@ class ReqState:
         self._ids += chunk.token_ids
         if chunk.text:
             self._text.append(chunk.text)
+            self.unread += len(chunk.text)
         if chunk.logprobs:
             self._logprobs += chunk.logprobs
-            if len(self._logprobs) >= LOOSE:
-                self._packed.append(_pack(self._logprobs))
-                self._logprobs = []
+        if len(self._text) >= LOOSE or len(self._logprobs) >= LOOSE:
+            self._compact()
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs = chunk.prompt_logprobs
         self.finish = chunk.finish
@@ -100,18 +113,50 @@ class ReqState:
 
     def take(self) -> Delta:
         """All pieces since the last call, as one."""
-        logprobs = self._logprobs
+        delta = self.take_piece()
+        if not self.more:
+            return delta
+        text, ids, logprobs = [delta.text], delta.token_ids, delta.logprobs
+        while self.more:
+            more = self.take_piece()
+            text.append(more.text)
+            ids += more.token_ids
+            logprobs += more.logprobs
+        return Delta(delta.index, "".join(text), ids, logprobs, delta.prompt_logprobs, self.finish)
+
+    def take_piece(self) -> Delta:
+        """The first pieces since the last call, with few enough logprobs to be made into objects; `more` says whether there are others."""
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         if self._packed:
-            logprobs = [entry for piece in self._packed for entry in _unpack(piece)] + logprobs
-        delta = Delta(self.index, "".join(self._text), self._ids, logprobs, self._prompt_logprobs, self.finish)
-        self._text, self._ids, self._logprobs, self._packed, self._prompt_logprobs = [], [], [], [], None
+            piece = self._packed.pop(0)
+            self.unread -= len(piece.text) + len(piece.logprobs)
+            finish = None if self.more else self.finish
+            return Delta(self.index, piece.text, piece.token_ids, _unpack(piece.logprobs), prompt_logprobs, finish)
+        delta = Delta(self.index, "".join(self._text), self._ids, self._logprobs, prompt_logprobs, self.finish)
+        self._text, self._ids, self._logprobs, self.unread = [], [], [], 0
         return delta
+
+    @property
+    def more(self) -> bool:
+        """Whether something waits to be taken."""
+        return bool(self._packed or self._ids or self._text)
+
+    def _compact(self) -> None:
+        """Bring what waits into its smallest form. Without logprobs that is one text."""
+        text = "".join(self._text)
+        if not self._logprobs:
+            self._text = [text]
+            return
+        packed = _pack(self._logprobs)
+        self._packed.append(_Packed(text, self._ids, packed))
+        self._text, self._ids, self._logprobs = [], [], []
+        self.unread += len(packed)
 
 
 class Generation:
     """All choices of one HTTP request, and the one handler that waits for them."""
 
-    __slots__ = ("_touched", "_unfinished", "_waiter", "choices", "client_id", "disconnected", "error", "metered", "names", "rid", "streamed")
+    __slots__ = ("_touched", "_unfinished", "_waiter", "choices", "client_id", "disconnected", "error", "listener", "metered", "names", "rid", "streamed")
 
     def __init__(self, rid: str, *, streamed: bool, metered: bool = True, client_id: str = "") -> None:
         """`streamed`: the handler wants every piece; else it is woken when all choices are finished. `client_id`: the client's X-Request-Id."""
@@ -124,6 +169,8 @@ class Generation:
         self.choices: list[ReqState] = []
         self.error: RequestError | None = None
         self.disconnected = False
+        self.listener: Callable[[], None] | None = None
+        """Called at each piece of news, where nobody waits in `wait`."""
         self._touched: dict[int, ReqState] = {}
         self._unfinished = 0
         self._waiter: asyncio.Future[bool] | None = None
@@ -155,9 +202,19 @@ class Generation:
         self._wake()
 
     @property
+    def finished(self) -> bool:
+        """Nothing more will come."""
+        return self._unfinished == 0
+
+    @property
     def done(self) -> bool:
         """Every choice is finished and taken."""
         return self._unfinished == 0 and not self._touched
+
+    @property
+    def unread(self) -> int:
+        """Characters and packed bytes that wait to be taken, roughly."""
+        return sum(choice.unread for choice in self.choices)
 
     @property
     def _news(self) -> bool:
@@ -184,8 +241,16 @@ class Generation:
         self._touched.clear()
         return deltas
 
+    def take_pieces(self) -> list[Delta]:
+        """As `take`, but of each choice no more than `ReqState.take_piece` gives; the rest stays news."""
+        deltas = [self._touched[index].take_piece() for index in sorted(self._touched)]
+        self._touched = {index: state for index, state in self._touched.items() if state.more}
+        return deltas
+
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.listener is not None:
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
 

@@ -17,7 +17,7 @@ from llmd.errors import RequestError
 from llmd.frontend.access_log import KEEP, AccessLog
 from llmd.frontend.engine_view import EngineView
 from llmd.frontend.exchange import OUTCOMES, Exchange, outcome_of
-from llmd.frontend.req_state import Generation
+from llmd.frontend.req_state import LOOSE, Generation
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles
 from llmd.wire.messages import Finish, Publish, SamplingParams, TextChunk, TokenizedGenerateReqInput, TokenLogprob
@@ -256,3 +256,24 @@ def test_what_a_slow_client_has_not_taken_is_kept_small_and_whole() -> None:
     assert (len(delta.text), len(delta.token_ids)) == (2000, 2000)
     state.put(TextChunk("r", 2000, "y", [1], logprobs=[made(7)]))
     assert generation.take()[0].logprobs == [made(7)]
+    assert (generation.unread, generation.done) == (0, False)
+
+
+def test_what_has_waited_comes_in_pieces_of_few_logprobs_that_go_with_their_text() -> None:
+    generation = Generation("r", streamed=True)
+    state = generation.add(TokenizedGenerateReqInput(rid="r", frontend=0, epoch=1, input_ids=[1], sampling=SamplingParams(max_new_tokens=900)))
+    for i in range(150):
+        state.put(TextChunk("r", i, chr(65 + i % 26), [i], Finish("length") if i == 149 else None, [TokenLogprob(i, -1.0)]))
+    assert generation.finished
+    seen: list[int] = []
+    finishes = []
+    while not generation.done:
+        (delta,) = generation.take_pieces()
+        assert 0 < len(delta.logprobs) <= LOOSE
+        assert [e.token_id for e in delta.logprobs] == delta.token_ids
+        assert delta.text == "".join(chr(65 + i % 26) for i in delta.token_ids)
+        seen += delta.token_ids
+        finishes.append(delta.finish)
+    assert seen == list(range(150))
+    assert finishes == [None, None, Finish("length")]
+    assert generation.unread == 0
