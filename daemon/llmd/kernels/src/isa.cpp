@@ -1,0 +1,63 @@
+#include "isa.h"
+
+#include <cpuid.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "abi.h"
+
+namespace llmd {
+namespace {
+
+struct Leaf {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    Leaf(unsigned leaf, unsigned sub) { __get_cpuid_count(leaf, sub, &eax, &ebx, &ecx, &edx); }
+};
+
+bool bit(unsigned word, int index) { return (word >> index) & 1; }
+
+// XCR0: which register files the operating system saves. Inline assembly, because the intrinsic wants -mxsave.
+uint64_t saved_state() {
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t(high) << 32) | low;
+}
+
+Isa detect() {
+    const Leaf one(1, 0), seven(7, 0);
+    const bool osxsave = bit(one.ecx, 27), avx = bit(one.ecx, 28), fma = bit(one.ecx, 12), f16c = bit(one.ecx, 29);
+    if (!osxsave || !avx || !fma || !f16c || !bit(seven.ebx, 5)) return ISA_SCALAR;
+    const uint64_t state = saved_state();
+    if ((state & 0x6) != 0x6) return ISA_SCALAR;  // SSE and AVX registers
+    const bool f = bit(seven.ebx, 16), dq = bit(seven.ebx, 17), bw = bit(seven.ebx, 30), vl = bit(seven.ebx, 31), vnni = bit(seven.ecx, 11);
+    if (!f || !dq || !bw || !vl || !vnni || (state & 0xe6) != 0xe6) return ISA_AVX2;  // and mask and ZMM registers
+    return ISA_AVX512;
+}
+
+std::atomic<int> in_use{-1};
+
+}  // namespace
+
+Isa best_isa() {
+    static const Isa best = detect();
+    return best;
+}
+
+Isa current_isa() {
+    const int isa = in_use.load(std::memory_order_relaxed);
+    return isa < 0 ? best_isa() : Isa(isa);
+}
+
+bool set_isa(int isa) {
+    if (isa < ISA_SCALAR || isa > best_isa()) return false;
+    in_use.store(isa, std::memory_order_relaxed);
+    return true;
+}
+
+}  // namespace llmd
+
+LLMD_API int llmd_abi_version() { return llmd::ABI_VERSION; }
+LLMD_API int llmd_isa_best() { return llmd::best_isa(); }
+LLMD_API int llmd_isa() { return llmd::current_isa(); }
+LLMD_API int llmd_isa_set(int isa) { return llmd::set_isa(isa) ? 0 : -1; }

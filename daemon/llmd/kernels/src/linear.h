@@ -1,0 +1,125 @@
+// Linear layers: y[m, n] = x[m, k] W^T (+ y), activations and results in float32.
+//
+// A weight matrix is *packed* once (pack) into bytes that hold no pointer, start at a multiple of 64 and may be mapped read-only from a file.
+// The same bytes serve every ISA. Outputs are packed in panels of PANEL (PANEL_FP for the unquantized formats); two matrices with the same k whose
+// first has a multiple of that many rows may be packed one after the other and used as one matrix (q, k, v; gate, up): see `row0` of pack.
+//
+// Every output element is reduced over k in one fixed order, whatever m, the tile, the thread; the quantized formats give the same bits on
+// every ISA, the others too where fused multiply-add is exact (everywhere).
+//
+// Quantized formats work on activations quantized to int8 in groups of 32 (QuantRows), which is an operation of its own: once for q, k and v,
+// and free to be fused with what produces x.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "isa.h"
+
+namespace llmd {
+
+constexpr int GROUP = 32;      // elements of k that share a scale
+constexpr int PANEL = 16;      // outputs of a quantized panel
+constexpr int PANEL_FP = 32;   // outputs of an unquantized panel
+
+// How a matrix is packed. The numbers are part of the ABI and of the packed weight cache.
+//   Q4_0, Q4_1: 4 bits, a scale (and a minimum) per group;  Q8: 8 bits, a scale per group.  All three hold what GGUF's types hold, bit for bit.
+enum Format : int { FORMAT_F32 = 0, FORMAT_F16 = 1, FORMAT_BF16 = 2, FORMAT_Q4_0 = 3, FORMAT_Q4_1 = 4, FORMAT_Q8_0 = 5, FORMATS = 6 };
+
+static inline bool is_quantized(int format) { return format >= FORMAT_Q4_0; }
+
+struct Matrix {
+    const void* data;  // packed, aligned to 64
+    int format;
+    int n;  // outputs
+    int k;  // inputs; a multiple of GROUP for the quantized formats
+};
+
+// Activations [m, k] quantized per row and group: x ~ q * d. s = sum of the group's q; ds = d * s. A group that holds a NaN or an infinity has a d that
+// is not finite. Rows are kept in blocks of ROW_BLOCK, so that a tile of rows lies together:
+//   q int8 [blocks, groups, ROW_BLOCK, GROUP] | d float [blocks, groups, ROW_BLOCK] | ds likewise | s int32 likewise
+// in one piece of memory of quant_rows_size(m, k) bytes, aligned to 64. Fill it with LinearKernels::quantize, or group by group with isa/quant.h.
+constexpr int ROW_BLOCK = 16;
+
+struct QuantRows {
+    int8_t* q;
+    float* d;
+    float* ds;
+    int32_t* s;
+    int k;
+
+    // Where group g of a row has its scale in d, ds and s; its 32 bytes are at q + GROUP * at(row, g).
+    __attribute__((always_inline)) int64_t at(int row, int g) const { return (int64_t(row / ROW_BLOCK) * (k / GROUP) + g) * ROW_BLOCK + row % ROW_BLOCK; }
+};
+
+static inline int64_t quant_row_groups(int m, int k) { return int64_t((m + ROW_BLOCK - 1) / ROW_BLOCK) * ROW_BLOCK * (k / GROUP); }
+
+static inline int64_t quant_rows_size(int m, int k) { return quant_row_groups(m, k) * (GROUP + 12); }
+
+static inline QuantRows quant_rows(void* memory, int m, int k) {
+    const int64_t groups = quant_row_groups(m, k);
+    char* q = static_cast<char*>(memory);
+    float* d = reinterpret_cast<float*>(q + groups * GROUP);
+    return {reinterpret_cast<int8_t*>(q), d, d + groups, reinterpret_cast<int32_t*>(d + 2 * groups), k};
+}
+
+enum LinearFlags : int { LINEAR_ADD = 1 };  // y += x W^T (a residual)
+
+struct Linear {
+    Matrix w;
+    const float* x;  // unquantized formats: [m, k], rows ldx apart
+    QuantRows xq;    // quantized formats
+    float* y;        // [m, n], rows ldy apart
+    int64_t ldx;
+    int64_t ldy;
+    int m;
+    int flags;
+};
+
+// The kernels of one ISA. All take ranges, so that a caller chooses its own tiles.
+struct LinearKernels {
+    // Rows [row0, row1) of x [*, k], rows ldx apart, into out. k is a multiple of GROUP.
+    void (*quantize)(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1);
+    // Panels [panel0, panel1) of y for rows [row0, row1).
+    void (*block)(const Linear& op, int panel0, int panel1, int row0, int row1);
+};
+
+namespace scalar { extern const LinearKernels linear_kernels; }
+namespace avx2 { extern const LinearKernels linear_kernels; }
+namespace avx512 { extern const LinearKernels linear_kernels; }
+
+inline const LinearKernels& linear_kernels() { return select(scalar::linear_kernels, avx2::linear_kernels, avx512::linear_kernels); }
+
+static inline int panel_width(int format) { return is_quantized(format) ? PANEL : PANEL_FP; }
+static inline int panels(const Matrix& w) { return (w.n + panel_width(w.format) - 1) / panel_width(w.format); }
+
+// How a linear is cut into tiles for a pool: `tiles()` of them, tile i computed by `run(i)`, in any order, by any thread. Cheap to make per call.
+class LinearTiles {
+  public:
+    LinearTiles(const Linear& op, int threads);
+    int tiles() const { return panel_tiles_ * row_tiles_; }
+    void run(int tile) const;
+
+  private:
+    const Linear& op_;
+    const LinearKernels& kernels_;
+    int panels_, panel_tiles_, row_tiles_;
+};
+
+class Pool;
+
+// Both in parallel, waiting for the end. m may be 0.
+void quantize_rows(Pool& pool, const float* x, int64_t ldx, int m, const QuantRows& out);
+void linear(Pool& pool, const Linear& op);
+
+// Packing. Rows of the source are GGUF blocks or plain numbers. `pack` writes rows [row0, row0 + rows) of a matrix [n, k] at dst (packed_size bytes,
+// aligned to 64, zeroed by the caller or by a pack that covers all rows); row0 is a multiple of the format's panel, and rows too unless they end the matrix. From a source of the format's own kind
+// nothing is lost; other sources are converted to float32 and then rounded, or quantized per group of 32 (Q4_1, Q8_0). 0 = done, -1 = bad arguments.
+// `unpack_rows` writes rows ids[0..count) of a packed matrix as float32 [count, k], rows ldy apart, each number as GGUF dequantizes it (an embedding).
+enum Source : int { SOURCE_F32 = 0, SOURCE_F16 = 1, SOURCE_BF16 = 2, SOURCE_Q4_0 = 3, SOURCE_Q4_1 = 4, SOURCE_Q8_0 = 5 };
+
+int64_t packed_size(int format, int n, int k);  // -1: no such format, or k does not suit it
+int pack(void* dst, int format, int n, int k, int row0, int rows, const void* source, int source_type);
+int unpack_rows(const Matrix& w, const int32_t* ids, int count, float* y, int64_t ldy);
+
+}  // namespace llmd
