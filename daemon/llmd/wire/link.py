@@ -19,6 +19,7 @@ import zmq
 from llmd.wire import sockets
 from llmd.wire.codec import BadFrame, Decoder, encode
 from llmd.wire.messages import Command, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply, Totals, WorkerInput
+from llmd.wire.tables import Tables
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class PulseLike(Protocol):
 
 
 class WorkerLink:
-    """Threaded client of the control channel. `on_message` runs in the link's thread and must be quick.
+    """Threaded client of the control channel. `on_message` runs in the link's thread and must be quick; so do `totals` and `tables`.
 
     `context`: ZMQ's, where the process has one of its own for this; default: the one that all of the process shares."""
 
@@ -51,6 +52,7 @@ class WorkerLink:
         pulse: PulseLike,
         totals: Callable[[], Totals],
         on_message: Callable[[Command | Publish], None],
+        tables: Callable[[], Tables] = Tables,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         self._context = context
@@ -59,6 +61,7 @@ class WorkerLink:
         self._period = heartbeat
         self._pulse = pulse
         self._totals = totals
+        self._tables = tables
         self._on_message = on_message
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._wakeup = sockets.Wakeup()
@@ -174,6 +177,7 @@ class WorkerLink:
             rss_bytes=int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE,
             cpu_s=times.user + times.system,
             totals=self._totals(),
+            tables=self._tables(),
         )
 
     @staticmethod
