@@ -1,0 +1,44 @@
+"""What OpenVINO GenAI does with the same GGUF and the same prompts, in its own process and virtual environment; JSON lines on stdout.
+
+`python peer_openvino.py MODEL.gguf '[["short", 4, [seed, …]], …]'`, with openvino-genai installed and `admin` on PYTHONPATH. In-process, no
+HTTP and no client beside it: a favour to the peer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import openvino_genai as genai
+from llmctl.load import WORKS, Work, prompts
+
+
+def pipeline(path: str) -> genai.ContinuousBatchingPipeline:
+    """Continuous batching as its makers recommend it on a CPU: prefix cache, chunked prefill, 4 GB of KV."""
+    config = genai.SchedulerConfig()
+    config.cache_size, config.max_num_batched_tokens, config.max_num_seqs = 4, 512, 64
+    config.enable_prefix_caching = config.dynamic_split_fuse = True
+    return genai.ContinuousBatchingPipeline(path, config, "CPU")
+
+
+def seconds(pipe: genai.ContinuousBatchingPipeline, work: Work, texts: list[str]) -> float:
+    """How long all of `texts`, submitted at once, take."""
+    config = genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.do_sample, config.apply_chat_template = work.output_len, True, False, False
+    began = time.perf_counter()
+    pipe.generate(texts, [config] * len(texts))
+    return time.perf_counter() - began
+
+
+def main(path: str, plan: list[tuple[str, int, list[int]]]) -> None:
+    pipe = pipeline(path)
+    seconds(pipe, Work(20, 8), prompts(Work(20, 8), 2, 0))
+    for name, streams, seeds in plan:
+        work = WORKS[name]
+        took = [seconds(pipe, work, prompts(work, streams, seed)) for seed in seeds]
+        print(json.dumps({"work": name, "streams": streams, "seconds": took}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))
