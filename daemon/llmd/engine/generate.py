@@ -9,11 +9,10 @@ from typing import Any, Final
 from llmd.engine.frontend import EmbeddedFrontend
 from llmd.errors import RequestError
 from llmd.frontend.exchange import outcome_of
-from llmd.frontend.fields import fault
+from llmd.frontend.native.choices import results_of, specs_of, tokenized
 from llmd.frontend.native.params import Asked, Batch, read_batch
 from llmd.frontend.native.results import Result
 from llmd.frontend.req_state import Generation
-from llmd.frontend.tokenizer_manager import ChoiceSpec
 
 #: The endpoint's name in the metrics.
 ENDPOINT: Final = "engine.generate"
@@ -44,21 +43,10 @@ class Job:
         self._open = side.manager.request()
         self._open.__enter__()
         self._batch = read_batch(self._asked, vocabulary=side.boot.files.tokenizer_size, manager=side.manager)
-        specs = await self._specs()
+        specs = specs_of(side, self._batch, await tokenized(side, self._batch))
         self._frontend.check()  # the child may have died while texts became ids
         generation = self._generation = side.manager.submit(f"gen-{uuid.uuid4().hex}", specs, streamed=self._streamed)
-        states = iter(generation.choices)
-        for item in self._batch.items:
-            for _ in range(item.params.n):
-                self._results.append(
-                    Result(
-                        next(states),
-                        weights_version=side.view.weights_version,
-                        logprobs=item.logprobs,
-                        logprob_start=item.logprob_start,
-                        with_text=self._with_text,
-                    )
-                )
+        self._results = results_of(self._batch, generation, weights_version=side.view.weights_version, with_text=self._with_text)
 
     async def whole(self) -> Answer:
         """The result of every choice, once all are finished."""
@@ -105,24 +93,6 @@ class Job:
             pass
         if self._generation.error is not None:
             raise self._generation.error.copy()
-
-    async def _specs(self) -> list[ChoiceSpec]:
-        side, items = self._side, self._batch.items
-        context, kv = side.view.context_length, side.view.kv_capacity
-        encoded = await side.manager.encode_all([item.prompt for item in items])
-        specs = []
-        for item, ids in zip(items, encoded, strict=True):
-            if not ids:
-                raise fault(item.path, "is empty")
-            budget = item.max_new_tokens(len(ids), context=context, kv=kv)
-            debug = item.prompt if side.boot.failpoints and isinstance(item.prompt, str) else ""
-            for i in range(item.params.n):
-                specs.append(
-                    ChoiceSpec(
-                        ids, item.params.sampling(i, budget), item.params.detokenize, item.logprobs, prompt_logprobs=item.logprob_start >= 0, debug_text=debug
-                    )
-                )
-        return specs
 
     def _outcome(self, error: BaseException | None) -> str:
         if isinstance(error, RequestError):

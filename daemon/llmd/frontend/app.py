@@ -16,6 +16,7 @@ from llmd.frontend.body import ClientGone
 from llmd.frontend.exchange import CLIENT_GONE, exchange_of, outcome_of
 from llmd.frontend.gate import App, Gate
 from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
+from llmd.frontend.native.generate import Generate
 from llmd.frontend.openai.chat import ChatCompletions
 from llmd.frontend.openai.completions import Completions
 from llmd.frontend.openai.models import Model, Models
@@ -44,6 +45,7 @@ def _routes(runtime: Runtime) -> list[Route]:
     routes = [
         _route(ChatCompletions.path, ChatCompletions(runtime), "POST"),
         _route(Completions.path, Completions(runtime), "POST"),
+        _route(Generate.path, Generate(runtime), "POST"),
         _route("/v1/models", Models(runtime)),
         _route("/v1/models/{model:path}", Model(runtime)),
         _route("/livez", livez),

@@ -105,16 +105,16 @@ class TokenizerManager:
             return self.tokenizer.encode(text, add_special_tokens)
         return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens))
 
-    async def encode_all(self, prompts: list[str | list[int]]) -> list[list[int]]:
-        """Token ids of each prompt; one that is ids already stays as it is."""
+    async def encode_all(self, prompts: list[tuple[str, str | list[int]]]) -> list[list[int]]:
+        """Token ids of each (name, prompt); one that is ids already stays as it is."""
 
         def encode() -> list[list[int]]:
-            return [self.tokenizer.encode(p, True) if isinstance(p, str) else p for p in prompts]
+            return [self.tokenizer.encode(p, True) if isinstance(p, str) else p for _, p in prompts]
 
-        for prompt in prompts:
+        for name, prompt in prompts:
             if isinstance(prompt, str):
-                self._check_length(prompt, "prompt")
-        if sum(len(p) for p in prompts) <= INLINE_TEXT:
+                self._check_length(prompt, name)
+        if sum(len(p) for _, p in prompts if isinstance(p, str)) <= INLINE_TEXT:
             return encode()
         return await self._off_loop(encode)
 
@@ -163,6 +163,10 @@ class TokenizerManager:
     def inflight(self) -> int:
         """HTTP requests that are not over."""
         return self._open
+
+    def in_flight(self) -> list[ReqState]:
+        """Every choice that is not over. Any thread may ask."""
+        return list(self._states.values())
 
     async def idle(self, patience: float) -> bool:
         """Wait until no HTTP request is open."""

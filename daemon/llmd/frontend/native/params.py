@@ -50,10 +50,11 @@ class Batch(Struct, frozen=True):
     items: list[Item]
     single: bool
     """One prompt, not in a list: the answer is not in a list either."""
+    priority: int = 0
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The arguments of `generate`, as given."""
+    """The arguments of `generate`, as given, whatever their types are."""
 
     prompt: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
@@ -61,6 +62,11 @@ class Asked(Struct, frozen=True, kw_only=True):
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
     top_logprobs_num: int | list[int] | None = None
+    priority: int = 0
+    """Checked already."""
+    prompt_name: str = "prompt"
+    """What errors call `prompt`."""
+    most_prompts: int | None = None
 
 
 def read_batch(asked: Asked, *, vocabulary: int, manager: TokenizerManager) -> Batch:
@@ -78,7 +84,7 @@ def read_batch(asked: Asked, *, vocabulary: int, manager: TokenizerManager) -> B
         params, given = read_sampling(sampling[i], name, vocabulary=vocabulary, manager=manager)
         top, start = _logprobs(wanted[i], tops[i], starts[i])
         items.append(Item(prompt, params, given, top, start, path))
-    return Batch(items, single)
+    return Batch(items, single, asked.priority)
 
 
 def read_sampling(raw: Any, name: str, *, vocabulary: int, manager: TokenizerManager) -> tuple[RequestParams, bool]:
@@ -114,17 +120,25 @@ def read_sampling(raw: Any, name: str, *, vocabulary: int, manager: TokenizerMan
 
 
 def _prompts(asked: Asked, vocabulary: int) -> tuple[list[tuple[str, str | list[int]]], bool]:
+    name = asked.prompt_name
     if (asked.prompt is None) == (asked.input_ids is None):
-        raise fault("prompt", "give either prompt or input_ids")
+        raise fault(name, f"give either {name} or input_ids")
     if asked.prompt is not None:
         if isinstance(asked.prompt, str):
-            return [("prompt", check_text(asked.prompt, "prompt"))], True
-        texts = _listed("prompt", asked.prompt)
-        return [(f"prompt[{i}]", _text(f"prompt[{i}]", text)) for i, text in enumerate(texts)], False
+            return [(name, check_text(asked.prompt, name))], True
+        texts = _listed(name, asked.prompt)
+        _few(name, texts, asked)
+        return [(f"{name}[{i}]", _text(f"{name}[{i}]", text)) for i, text in enumerate(texts)], False
     ids = _listed("input_ids", asked.input_ids)
     if is_int(ids[0]):
         return [("input_ids", _ids("input_ids", ids, vocabulary))], True
+    _few("input_ids", ids, asked)
     return [(f"input_ids[{i}]", _ids(f"input_ids[{i}]", row, vocabulary)) for i, row in enumerate(ids)], False
+
+
+def _few(name: str, prompts: list[Any], asked: Asked) -> None:
+    if asked.most_prompts is not None and len(prompts) > asked.most_prompts:
+        raise fault(name, f"may hold at most {asked.most_prompts} prompts")
 
 
 def _listed(name: str, value: Any) -> list[Any]:

@@ -15,8 +15,9 @@ Entry = tuple[float | None, int, str | None]
 class Result:
     """One choice. Everything is cumulative, as in SGLang's streams."""
 
-    def __init__(self, state: ReqState, *, weights_version: str, logprobs: int, logprob_start: int, with_text: bool) -> None:
+    def __init__(self, state: ReqState, *, name: str, weights_version: str, logprobs: int, logprob_start: int, with_text: bool) -> None:
         self._state = state
+        self._name = name
         self._weights = weights_version
         self._top = logprobs
         self._start = logprob_start
@@ -40,7 +41,7 @@ class Result:
             self._text = ["".join(self._text)]
         state = self._state
         meta: dict[str, Any] = {
-            "id": state.request.rid,
+            "id": self._name,
             "finish_reason": finish_reason(state.finish, len(state.output_ids)),
             "prompt_tokens": len(state.request.input_ids),
             "completion_tokens": len(state.output_ids),

@@ -20,7 +20,7 @@ class Answer(Protocol):
 
     def begin(self, generation: Generation) -> None:
         """The choices have been submitted. May raise RequestError, which ends them."""
-        return None
+        return
 
     def chunk(self, delta: Delta) -> bytes:
         """Events for what one choice has to add; may be empty."""
