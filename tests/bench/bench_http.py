@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from llmctl.load import WORKS, Result, Target, prompts, run
 
+from llmctl.load import WORKS, Result, Target, prompts, run
 from tests.daemon import Daemon
 
 ROOT = Path(__file__).parents[2]

@@ -11,6 +11,7 @@ import sys
 import time
 
 import openvino_genai as genai
+
 from llmctl.load import WORKS, Work, prompts
 
 
