@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from llmd.control import admin_socket, exposition, peer, status
+from llmd.control import admin_socket, exposition, peer, requests, status
 from llmd.control.core import Core
 from llmd.control.operations import WAITING_VERBS, Operation, Operations
 from llmd.control.status import Rates
@@ -106,7 +106,11 @@ def _add_reads(app: FastAPI, core: Core, operations: Operations, rates: Rates) -
 
     @app.get("/v1/kv")
     async def get_kv() -> Response:
-        return _json(status.kv(core))
+        return _json(requests.kv(core))
+
+    @app.get("/v1/requests")
+    async def get_requests() -> Response:
+        return _json(requests.requests(core))
 
     @app.get("/v1/weights")
     async def get_weights() -> Response:

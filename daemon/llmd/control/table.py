@@ -12,6 +12,7 @@ from typing import Any
 
 from llmd.control.snapshot import ProcessView, Snapshot
 from llmd.wire.messages import Heartbeat, Hello, Progress, Ready, Totals
+from llmd.wire.tables import Tables
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Worker:
     rss_bytes: int = 0
     cpu_s: float = 0.0
     totals: Totals = field(default_factory=Totals)
+    tables: Tables = field(default_factory=Tables)
     beat_at: float = 0.0
     """Last heartbeat, 0 for none yet."""
     since: float = 0.0
@@ -104,7 +106,7 @@ class WorkerTable:
     def heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
         worker.heard_at = worker.beat_at = now
         worker.phase, worker.step_age_s, worker.steps = message.phase, message.step_age_s, message.steps
-        worker.rss_bytes, worker.cpu_s, worker.totals = message.rss_bytes, message.cpu_s, message.totals
+        worker.rss_bytes, worker.cpu_s, worker.totals, worker.tables = message.rss_bytes, message.cpu_s, message.totals, message.tables
 
     def drop(self, worker: Worker) -> None:
         """The process is gone."""

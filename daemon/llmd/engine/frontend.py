@@ -21,6 +21,7 @@ from llmd.frontend.channels import OutputReceiver, SchedulerPort
 from llmd.frontend.commands import obey
 from llmd.frontend.engine_view import EngineView
 from llmd.frontend.runtime import EngineSide
+from llmd.frontend.tables import tables_of
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
@@ -55,6 +56,7 @@ class EmbeddedFrontend:
             heartbeat=boot.args.supervision.heartbeat,
             pulse=self._pulse,
             totals=meter.snapshot,
+            tables=lambda: tables_of(manager),
             on_message=self._from_control,
             context=self._zmq,
         )

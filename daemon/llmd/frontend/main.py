@@ -25,6 +25,7 @@ from llmd.frontend.commands import farewell, obey
 from llmd.frontend.engine_view import EngineView
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.server import SEND_BUFFER, FrontendServer, uvicorn_config
+from llmd.frontend.tables import tables_of
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
@@ -80,6 +81,7 @@ class Frontend:
             heartbeat=boot.args.supervision.heartbeat,
             pulse=self._pulse,
             totals=self._meter.snapshot,
+            tables=lambda: tables_of(self._manager),
             on_message=self._from_control,
         )
         self._loop: asyncio.AbstractEventLoop | None = None

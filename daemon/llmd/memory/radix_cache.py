@@ -83,6 +83,11 @@ class RadixCache:
         self._clock = 0
         self._entries = 0
 
+    @property
+    def clock(self) -> int:
+        """Goes on with each use of the tree."""
+        return self._clock
+
     # ------------------------------------------------------------ what is known
 
     def peek(self, namespace: Namespace, key: bytes) -> tuple[int, int]:

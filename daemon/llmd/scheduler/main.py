@@ -20,6 +20,7 @@ from llmd.scheduler.input import Input
 from llmd.scheduler.loop import Scheduler
 from llmd.scheduler.output import Output
 from llmd.scheduler.policy import make_queue
+from llmd.scheduler.tables import SchedulerTables
 from llmd.wire.link import WorkerLink, hello
 from llmd.wire.messages import Totals
 
@@ -31,13 +32,14 @@ def run(context: WorkerContext) -> int:
     meter, pulse = Meter(), Pulse()
     zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     source = Input(context.epoch, meter)
-    gauges = _Gauges(meter)
+    gauges, tables = _Gauges(meter), SchedulerTables()
     link = WorkerLink(
         boot.ports.control,
         hello("scheduler", context.rank, context.incarnation, context.epoch),
         heartbeat=boot.args.supervision.heartbeat,
         pulse=pulse,
         totals=gauges.totals,
+        tables=tables.tables,
         on_message=source.hand_over,
     )
     link.start()
@@ -47,7 +49,7 @@ def run(context: WorkerContext) -> int:
         failpoints.hit("scheduler.ipc")
         source.open(zmq_context, boot.ports)
         scheduler = _scheduler(context, built, source, output, meter, pulse)
-        gauges.scheduler = scheduler
+        gauges.scheduler = tables.scheduler = scheduler
         link.ready(built.info)
         try:
             scheduler.run(Commands(scheduler, link))

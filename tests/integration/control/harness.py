@@ -28,6 +28,7 @@ from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles, make_plan
 from llmd.wire.link import WorkerLink
 from llmd.wire.messages import Command, Hello, Publish
+from llmd.wire.tables import Tables
 
 FILES = ModelFiles(
     kind="dummy", path="", name="dummy", small_dir="", weights_version="dummy@1", weights_bytes=0, context_length=128, vocab_size=258, tokenizer_size=258,
@@ -127,13 +128,14 @@ class FakeWorker:
     """A worker's line to control, and answers to commands: verb -> reply data, or an error code with data."""
 
     def __init__(self, endpoint: str, role: str, rank: int = 0, *, pid: int = 0, incarnation: int = 1, epoch: int = 1) -> None:
-        self.pulse, self.meter = Pulse(), Meter()
+        self.pulse, self.meter, self.tables = Pulse(), Meter(), Tables()
         self.commands: list[Command] = []
         self.published: list[Publish] = []
         self.answers: dict[str, dict[str, Any] | tuple[str, dict[str, Any]] | None] = {}
         self.link = WorkerLink(
             endpoint, Hello(role=role, rank=rank, pid=pid, incarnation=incarnation, epoch=epoch),
             heartbeat=0.1, pulse=self.pulse, totals=self.meter.snapshot, on_message=self._message,
+            tables=lambda: self.tables,
         )  # fmt: skip
         self.link.start()
 
