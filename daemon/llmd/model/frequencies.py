@@ -53,7 +53,7 @@ def _yarn(base: Floats, config: ModelConfig) -> Floats:
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp = ((np.arange(dim // 2, dtype=np.float32) - low) / max(high - low, 0.001)).clip(0, 1)
+    ramp: Floats = ((np.arange(dim // 2, dtype=np.float32) - low) / max(high - low, 0.001)).clip(0, 1)
     return (base / scaling.factor * ramp + base * (1 - ramp)).astype(np.float32)
 
 

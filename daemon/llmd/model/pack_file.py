@@ -123,7 +123,7 @@ def write(file: BinaryIO, key: PackKey, items: Sequence[Item], progress: Callabl
         part = buffer[: item.nbytes]
         part[:] = 0
         item.make(part)
-        entries.append(Entry(item.name, at, item.nbytes, zlib.crc32(part)))
+        entries.append(Entry(item.name, at, item.nbytes, zlib.crc32(part.data)))
         file.write(part.data)
         at += item.nbytes
         at += file.write(bytes(-at % ALIGN))

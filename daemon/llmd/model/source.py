@@ -49,7 +49,7 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.files = (path,)
+        self.files: tuple[Path, ...] = (path,)
         self._file = GgufFile(path)
         self.config = model_config.from_gguf(self._file)
         failpoints.hit("loader.shard", str(path))
