@@ -46,10 +46,10 @@ class EmbeddedFrontend:
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._pulse = Pulse(always=True)
         view, meter = EngineView(boot, restarted=False), Meter()
-        self._port = SchedulerPort(self._zmq, boot.ports, self._undeliverable)
+        self._port = SchedulerPort(self._zmq, boot.ports, self._undeliverable, boot.args.supervision.recover_timeout)
         manager = TokenizerManager(0, view, self._port, meter, boot.args.scheduler.random_seed)
         self.side = EngineSide(boot, view, manager, meter)
-        self._receiver = OutputReceiver(self._zmq, boot.ports.tokenizer(0), manager.receive, meter)
+        self._receiver = OutputReceiver(self._zmq, boot.ports.tokenizer(0), manager.flights.receive, meter)
         self._link = WorkerLink(
             boot.ports.control,
             hello("frontend", 0, 1, 1),
@@ -96,7 +96,7 @@ class EmbeddedFrontend:
     def fail(self, error: RequestError) -> None:
         """End every request with `error`, those to come as well: nobody is left who would answer them."""
         self._over = error
-        self.side.manager.fail_all(error)
+        self.side.manager.flights.fail_all(error)
         self._turned()
 
     async def close(self) -> None:
@@ -111,7 +111,7 @@ class EmbeddedFrontend:
         self._zmq.term()
 
     def _undeliverable(self, rid: str) -> None:
-        self.side.manager.undeliverable(rid)
+        self.side.manager.flights.undeliverable(rid)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
@@ -136,9 +136,8 @@ class EmbeddedFrontend:
             else:
                 self._spawn(self._obey(message))
             return
-        before = view.life
         view.take(message)
-        self.side.manager.engine_changed(before, view.life, up=view.engine_up)
+        self.side.manager.flights.picture_changed()
         self._turned()
 
     async def _obey(self, command: Command) -> None:

@@ -15,13 +15,13 @@ from llmd.observability.totals import Meter
 from llmd.plan.ports import PortArgs
 from llmd.wire import sockets
 from llmd.wire.codec import BadFrame, Decoder
-from llmd.wire.messages import AbortReq, FrontendInput, SchedulerInput
+from llmd.wire.messages import FrontendInput, SchedulerInput, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 log = logging.getLogger(__name__)
 
-#: Seconds between tries while the scheduler's socket is not connected, and until a request that waits for it is given up.
-RETRY_S: Final = 0.005
-GIVE_UP_S: Final = 5.0
+#: Seconds between tries while the scheduler's socket is not connected: the first, and what doubling reaches.
+RETRY_S: Final = 0.002
+RETRY_MOST_S: Final = 0.1
 #: Frames handled before the event loop gets another turn.
 FRAMES_PER_TURN: Final = 64
 
@@ -30,9 +30,16 @@ Incoming = FrontendInput
 
 
 class SchedulerPort:
-    """PUSH to the entry rank of one epoch; a new epoch gets a new socket, and what waited for the old one is dropped."""
+    """PUSH to the entry rank of one epoch; a new epoch gets a new socket, and what waited for the old one is dropped.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ports: PortArgs, undeliverable: Callable[[str], None]) -> None:
+    `patience`: seconds that a message may wait for a scheduler that is there and does not take it.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ports: PortArgs, undeliverable: Callable[[str], None], patience: float) -> None:
+        self.epoch = 0
+        """The one that is connected; 0: none."""
+        self._patience = patience
+        self._pause = RETRY_S
         self._context = context
         self._ports = ports
         self._undeliverable = undeliverable
@@ -43,9 +50,11 @@ class SchedulerPort:
     def open(self, epoch: int) -> None:
         """Connect to `epoch`'s scheduler in place of the last one."""
         self.close()
+        self.epoch = epoch
         self._socket = sockets.push(self._context, self._ports.scheduler_input(epoch))
 
     def close(self) -> None:
+        self.epoch = 0
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -58,9 +67,10 @@ class SchedulerPort:
         """Send, in order, as soon as the scheduler takes it; `undeliverable(rid)` is called for a request that it never takes."""
         if not self._waiting and self._socket is not None and sockets.send(self._socket, message):
             return
-        self._waiting.append((time.monotonic() + GIVE_UP_S, message))
+        self._waiting.append((time.monotonic() + self._patience, message))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+            self._pause = RETRY_S
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._retry)
 
     def _retry(self) -> None:
         self._timer = None
@@ -68,9 +78,10 @@ class SchedulerPort:
             deadline, message = self._waiting[0]
             if self._socket is None or not sockets.send(self._socket, message):
                 if time.monotonic() < deadline:
-                    self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+                    self._pause = min(2 * self._pause, RETRY_MOST_S)
+                    self._timer = asyncio.get_running_loop().call_later(self._pause, self._retry)
                     return
-                if not isinstance(message, AbortReq):
+                if isinstance(message, TokenizedGenerateReqInput | TokenizedEmbeddingReqInput):
                     self._undeliverable(message.rid)
             self._waiting.popleft()
 

@@ -48,7 +48,7 @@ async def obey(runtime: EngineSide, link: WorkerLink, command: Command) -> None:
 async def farewell(runtime: EngineSide) -> int:
     """End every open request with `shutting_down`; returns how many clients did not take it in time."""
     runtime.view.shut_down()
-    runtime.manager.fail_all(shutting_down())
+    runtime.manager.flights.fail_all(shutting_down())
     await runtime.manager.idle(FAREWELL_S)
     return runtime.manager.inflight
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from llmd.config.server_args import SupervisionArgs
 from llmd.errors import RequestError
 from llmd.plan.spec import Boot
 from llmd.wire.messages import Publish
@@ -110,6 +111,16 @@ class EngineView:
         """Whether tokens can flow: engine and detokenizer are there."""
         p = self._published
         return p is not None and p.engine_up and p.detokenizer_incarnation > 0
+
+    @property
+    def supervision(self) -> SupervisionArgs:
+        """How long who waits for what."""
+        return self._boot.args.supervision
+
+    @property
+    def scheduler_up(self) -> bool:
+        """Whether the engine takes requests; its tokens become text once the detokenizer is there too."""
+        return self._published is not None and self._published.engine_up
 
     @property
     def life(self) -> tuple[int, int]:

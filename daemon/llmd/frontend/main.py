@@ -66,7 +66,7 @@ class Frontend:
         self._meter = Meter()
         self._pulse = Pulse(always=True)
         self._view = EngineView(boot, restarted=context.incarnation > 1)
-        self._port = SchedulerPort(self._zmq, boot.ports, lambda rid: self._manager.undeliverable(rid))
+        self._port = SchedulerPort(self._zmq, boot.ports, lambda rid: self._manager.flights.undeliverable(rid), boot.args.supervision.recover_timeout)
         self._manager = TokenizerManager(context.rank, self._view, self._port, self._meter, boot.args.scheduler.random_seed)
         self._access_log = AccessLog(
             Path(boot.log_dir) / "access.log",
@@ -94,7 +94,7 @@ class Frontend:
         """Nothing slow before the yield: the socket is served from there on."""
         loop = self._loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._spawn(self._stop()))
-        receiver = OutputReceiver(self._zmq, self._context.boot.ports.tokenizer(self._context.rank), self._manager.receive, self._meter)
+        receiver = OutputReceiver(self._zmq, self._context.boot.ports.tokenizer(self._context.rank), self._manager.flights.receive, self._meter)
         self._access_log.start()
         self._link.start()
         self._spawn(self._prepare())
@@ -168,6 +168,5 @@ class Frontend:
                 self._stop_accepting()
             self._spawn(obey(self._runtime, self._link, message))
             return
-        before = self._view.life
         self._view.take(message)
-        self._manager.engine_changed(before, self._view.life, up=self._view.engine_up)
+        self._manager.flights.picture_changed()

@@ -1,17 +1,15 @@
 """`TokenizerManager`: owner of every request until its client has the last byte.
 
-It turns text into ids (long texts off the event loop), submits requests to the scheduler, hands the text that comes back to
-the handlers, and ends requests that the engine's loss, a refusal or the client ends. Never blocks, never waits for the engine.
+It turns text into ids (long texts off the event loop), and hands requests to `Flights`, which sees them through whatever happens to the
+engine. Never blocks, never waits for the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -19,29 +17,15 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from llmd.errors import RequestError
-from llmd.frontend.channels import Incoming, SchedulerPort
-from llmd.frontend.engine_view import EngineView, engine_unavailable, shutting_down
+from llmd.frontend.channels import SchedulerPort
+from llmd.frontend.engine_view import EngineView, shutting_down
+from llmd.frontend.flights import Flights
 from llmd.frontend.limits import INLINE_TEXT
-from llmd.frontend.replies import internal_error
 from llmd.frontend.req_state import Generation, ReqState
 from llmd.observability.totals import Meter
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.load import Tokenizer
-from llmd.wire.messages import (
-    AbortReq,
-    BatchEmbeddingOutput,
-    BatchStrOutput,
-    DetokenizeParams,
-    Detokenizer404,
-    Embedding,
-    Pooling,
-    SamplingParams,
-    TextChunk,
-    TokenizedEmbeddingReqInput,
-    TokenizedGenerateReqInput,
-)
-
-log = logging.getLogger(__name__)
+from llmd.wire.messages import DetokenizeParams, Pooling, SamplingParams, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 T = TypeVar("T")
 
@@ -76,9 +60,8 @@ class TokenizerManager:
         self._seeds = secrets.SystemRandom() if random_seed is None else random.Random(f"{random_seed}/{frontend}")
         self._frontend = frontend
         self._view = view
-        self._port = port
         self._meter = meter
-        self._states: dict[str, ReqState] = {}
+        self.flights = Flights(view, port, meter)
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -166,7 +149,7 @@ class TokenizerManager:
 
     def in_flight(self) -> list[ReqState]:
         """Every choice that is not over. Any thread may ask."""
-        return list(self._states.values())
+        return self.flights.states
 
     async def idle(self, patience: float) -> bool:
         """Wait until no HTTP request is open."""
@@ -178,15 +161,14 @@ class TokenizerManager:
         return True
 
     def submit(self, rid: str, specs: list[ChoiceSpec], *, streamed: bool, metered: bool = True, client_id: str = "") -> Generation:
-        """Send the choices to the engine. The caller must `release` the Generation in the end."""
+        """Send the choices to the engine, or to the next one. The caller must `release` the Generation in the end."""
         self._submittable()
         generation = Generation(rid, streamed=streamed, metered=metered, client_id=client_id)
-        epoch = self._view.epoch
         for index, spec in enumerate(specs):
             request = TokenizedGenerateReqInput(
                 rid=rid if len(specs) == 1 else f"{rid}-{index}",
                 frontend=self._frontend,
-                epoch=epoch,
+                epoch=0,
                 input_ids=spec.input_ids,
                 sampling=spec.sampling,
                 detokenize=spec.detokenize,
@@ -195,9 +177,7 @@ class TokenizerManager:
                 priority=spec.priority,
                 debug_text=spec.debug_text,
             )
-            state = generation.add(request)
-            self._states[request.rid] = state
-            self._port.send(request)
+            self.flights.begin(generation.add(request))
         return generation
 
     def submit_texts(self, rid: str, texts: list[TextSpec], *, client_id: str = "") -> Generation:
@@ -208,138 +188,40 @@ class TokenizerManager:
             request = TokenizedEmbeddingReqInput(
                 rid=rid if len(texts) == 1 else f"{rid}-{index}",
                 frontend=self._frontend,
-                epoch=self._view.epoch,
+                epoch=0,
                 input_ids=text.input_ids,
                 pooling=text.pooling,
                 dimensions=text.dimensions,
                 priority=text.priority,
                 debug_text=text.debug_text,
             )
-            self._states[request.rid] = generation.add(request)
-            self._port.send(request)
+            self.flights.begin(generation.add(request))
         return generation
 
     def _submittable(self) -> None:
         if self._view.shutting_down:
             raise shutting_down()
-        if not self._view.engine_up:
-            raise engine_unavailable()
 
     def name(self, generation: Generation, names: tuple[str, ...]) -> None:
         """Give a Generation the names that its client has for its choices. Raises RequestError where one is taken by what runs, or twice."""
-        taken = {name for state in self._states.values() for name in state.generation.names}
+        taken = {name for generation in self.flights.generations for name in generation.names}
         if len(set(names)) < len(names) or not taken.isdisjoint(names):
             raise RequestError("rid: there is a request of that name already", code="duplicate_request_id", param="rid")
         generation.names = names
 
     def release(self, generation: Generation, why: str) -> None:
         """Forget a Generation; what still runs of it is aborted in the scheduler."""
-        for state in generation.choices:
-            rid = state.request.rid
-            if self._states.pop(rid, None) is not None:
-                self._port.send(AbortReq(rid=rid, epoch=state.request.epoch, code=why))
+        self.flights.release(generation, why)
 
     def abort(self, *, rid: str = "", client_id: str = "", everything: bool = False, code: str = "aborted") -> list[str]:
         """End the requests of that exact rid or client id, or all, with `aborted` or `reloaded`; returns their rids. The warm-up and probes go on."""
         why = "other weights are being loaded" if code == "reloaded" else "the request was aborted by an administrator"
-        open_ones = {id(s.generation): s.generation for s in self._states.values()}.values()
 
         def meant(g: Generation) -> bool:
             return everything or (rid != "" and (g.rid == rid or rid in g.names)) or (client_id != "" and g.client_id == client_id)
 
-        chosen = [g for g in open_ones if g.metered and meant(g)]
+        chosen = [g for g in self.flights.generations if g.metered and meant(g)]
         for generation in chosen:
             self.release(generation, code)
             generation.fail(RequestError(why, code=code))
         return [generation.rid for generation in chosen]
-
-    def fail_all(self, error: RequestError) -> None:
-        """End every request in flight with `error`; an engine that still lives need not compute them to their end."""
-        for generation in {id(s.generation): s.generation for s in self._states.values()}.values():
-            self.release(generation, error.code or "error")
-            generation.fail(error)
-
-    def undeliverable(self, rid: str) -> None:
-        """The scheduler never took this request."""
-        state = self._states.pop(rid, None)
-        if state is not None:
-            state.generation.fail(engine_unavailable())
-
-    def engine_changed(self, before: tuple[int, int], after: tuple[int, int], *, up: bool) -> None:
-        """A new picture of the engine: connect to a new epoch; end what depended on a process that is gone."""
-        if before != after or not up:
-            if self._states:
-                log.warning("%d requests end with engine_unavailable", len(self._states))
-            self.fail_all(engine_unavailable())
-        if before[0] != after[0]:
-            self._port.open(after[0])
-
-    # ------------------------------------------------------------ outputs
-
-    def receive(self, message: Incoming) -> None:
-        """One message of the tokenizer channel."""
-        if message.epoch != self._view.epoch:
-            self._meter.inc("llmd_wire_stale_messages_total", channel="tokenizer")
-            return
-        match message:
-            case BatchStrOutput():
-                now = time.monotonic()
-                for chunk in message.chunks:
-                    self._deliver(chunk, now)
-            case BatchEmbeddingOutput():
-                for embedding in message.embeddings:
-                    self._embedded(embedding)
-            case AbortReq():
-                state = self._states.pop(message.rid, None)
-                if state is not None:
-                    state.generation.fail(_refusal(message))
-            case Detokenizer404():
-                state = self._states.pop(message.rid, None)
-                if state is not None:
-                    self._port.send(AbortReq(rid=message.rid, epoch=message.epoch, code="engine_unavailable"))
-                    state.generation.fail(engine_unavailable())
-
-    def _deliver(self, chunk: TextChunk, now: float) -> None:
-        state = self._states.get(chunk.rid)
-        if state is None:
-            return
-        expected = len(state.output_ids)
-        if chunk.first != expected:
-            if chunk.first + len(chunk.token_ids) <= expected and chunk.finish is None:
-                return
-            log.error("output of a request starts at token %d, expected %d", chunk.first, expected, extra={"rid": chunk.rid})
-            self.release(state.generation, "internal_error")
-            state.generation.fail(internal_error())
-            return
-        if state.generation.metered:
-            self._measure(state, len(chunk.token_ids), now)
-        state.put(chunk)
-        finish = chunk.finish
-        if finish is None:
-            return
-        del self._states[chunk.rid]
-        if isinstance(finish.matched, str):
-            self._port.send(AbortReq(rid=chunk.rid, epoch=state.request.epoch, code="stop_string"))
-        if finish.reason == "abort":
-            state.generation.fail(RequestError("the request was aborted", code="aborted"))
-
-    def _embedded(self, embedding: Embedding) -> None:
-        state = self._states.pop(embedding.rid, None)
-        if state is not None:
-            state.put_vector(embedding.vector)
-
-    def _measure(self, state: ReqState, tokens: int, now: float) -> None:
-        if not state.first_at:
-            state.first_at = now
-            self._meter.observe("llmd_time_to_first_token_seconds", now - state.sent_at)
-        elif tokens:
-            self._meter.observe("llmd_inter_token_latency_seconds", (now - state.last_at) / tokens)
-        state.last_at = now
-
-
-def _refusal(message: AbortReq) -> RequestError:
-    code = message.code or "aborted"
-    try:
-        return RequestError(message.message or "the request was aborted", code=code, param=message.param)
-    except KeyError:
-        return RequestError(message.message or "the engine refused the request", param=message.param)

@@ -229,7 +229,7 @@ class Detokenizer404(Message, frozen=True, kw_only=True):
     epoch: int
 
 
-SchedulerInput = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq
+SchedulerInput = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | Resend | Ack
 DetokenizerInput = BatchTokenIDOutput | AbortReq
 FrontendInput = BatchStrOutput | BatchEmbeddingOutput | AbortReq | Detokenizer404
 
