@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from llmd.control import admin_socket, exposition, peer, requests, status
+from llmd.control import admin_socket, configuration, exposition, peer, requests, status
 from llmd.control.core import Core
 from llmd.control.operations import WAITING_VERBS, Operation, Operations
 from llmd.control.status import Rates
@@ -111,6 +111,10 @@ def _add_reads(app: FastAPI, core: Core, operations: Operations, rates: Rates) -
     @app.get("/v1/requests")
     async def get_requests() -> Response:
         return _json(requests.requests(core))
+
+    @app.get("/v1/config")
+    async def get_config() -> Response:
+        return _json(configuration.config(core))
 
     @app.get("/v1/weights")
     async def get_weights() -> Response:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct, msgpack
 
 from llmd.config import ServerArgs
+from llmd.config.source import ConfigSource
 from llmd.plan.ports import PortArgs
 
 Role = Literal["control", "frontend", "detokenizer", "scheduler"]
@@ -67,6 +68,12 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     """Numbers that the weights are; 0: not known."""
     kv_values_per_token: int = 0
     """Numbers that one token's K and V are, in all layers; 0: not known, and then nothing is planned before the weights are loaded."""
+    kv_vectors_per_token: int = 0
+    """Heads that these numbers belong to, K and V and all layers."""
+    kernels: str = ""
+    """Instruction set of the native kernels where they serve this model on a CPU; empty: torch does."""
+    native_bytes: int = 0
+    """Bytes of the weights as the native kernels have them, with the settings that were checked; 0 where torch serves."""
 
 
 class Boot(Struct, frozen=True, kw_only=True):
@@ -91,6 +98,8 @@ class Boot(Struct, frozen=True, kw_only=True):
 
     socket_activated: bool = False
     """systemd holds the listening socket too: connections that nobody takes while llmd ends wait for the next one."""
+    source: ConfigSource | None = None
+    """Where `args` came from; None: from a caller, and then they cannot be read again."""
 
     @property
     def served_name(self) -> str:

@@ -19,8 +19,10 @@ from msgspec.structs import replace
 
 from llmd import __version__, failpoints
 from llmd.config import ServerArgs
-from llmd.config.check import check_args, load_checked
+from llmd.config import source as sources
+from llmd.config.check import check_args
 from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
+from llmd.config.source import ConfigSource
 from llmd.errors import EXIT_CONFIG, EXIT_OK, EXIT_RESOURCE, GaveUp, LlmdError, ResourceError, UsageError
 from llmd.observability import logs
 from llmd.observability.lines import LineWrapper
@@ -56,12 +58,19 @@ def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
     """Run llmd in the foreground. Returns the exit status, or raises an LlmdError before anything was started."""
     with interruptible():
         arm(env, allow_failpoints=options.allow_failpoints)
-        loaded = load_checked(options.config_file, list(options.overrides), env, allow_failpoints=options.allow_failpoints)
+        source = sources.read(options.config_file, options.overrides, env, allow_failpoints=options.allow_failpoints)
         failpoints.hit("supervisor.config")
-        return serve(loaded.args, env, allow_failpoints=options.allow_failpoints)
+        return serve(source.args, env, allow_failpoints=options.allow_failpoints, source=source)
 
 
-def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow_failpoints: bool = False, on_stage: OnStage | None = None) -> int:
+def serve(
+    args: ServerArgs,
+    env: MutableMapping[str, str] = os.environ,
+    *,
+    allow_failpoints: bool = False,
+    on_stage: OnStage | None = None,
+    source: ConfigSource | None = None,
+) -> int:
     """`run` with a configuration that is there already.
 
     `on_stage`: llmd is embedded. Nothing listens for HTTP, frontend 0 is the process that started this one, and it is told how
@@ -84,7 +93,7 @@ def serve(args: ServerArgs, env: MutableMapping[str, str] = os.environ, *, allow
     held: list[rundir.Lock] = []
     try:
         with interruptible():
-            boot, listener = prepare(args, dirs, ports, env, os_, start, held, allow_failpoints=allow_failpoints, embedded=on_stage is not None)
+            boot, listener = prepare(args, dirs, ports, env, os_, start, held, allow_failpoints=allow_failpoints, embedded=on_stage is not None, source=source)
             if on_stage is not None:
                 on_stage("boot")
             setproctitle.setproctitle(TITLE)
@@ -119,6 +128,7 @@ def prepare(
     *,
     allow_failpoints: bool,
     embedded: bool,
+    source: ConfigSource | None,
 ) -> tuple[Boot, Listener | None]:
     """All that can fail for a reason that is not a worker's. Writes the boot file. The lock, once taken, is put into `held`."""
     limit = 2 * args.supervision.startup_timeout
@@ -129,7 +139,7 @@ def prepare(
             ports.check(args.http.workers)
             rundir.prepare(ports, args.admin.group)
             held.append(rundir.Lock(ports.lock))
-            return _prepare_locked(args, dirs, ports, held[0], env, os_, start, allow_failpoints=allow_failpoints, embedded=embedded)
+            return _prepare_locked(args, dirs, ports, held[0], env, os_, start, allow_failpoints=allow_failpoints, embedded=embedded, source=source)
     except Overdue:
         _write_failure(ports, held, f"{start.stage} was not done after {limit:g} s", os_)
         raise GaveUp(f"llmd could not start: {start.stage} was not done after {limit:g} s") from None
@@ -158,6 +168,7 @@ def _prepare_locked(
     *,
     allow_failpoints: bool,
     embedded: bool,
+    source: ConfigSource | None,
 ) -> tuple[Boot, Listener | None]:
     admin_socket = _admin_socket(args, ports)
     rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
@@ -196,6 +207,7 @@ def _prepare_locked(
         failpoints=allow_failpoints,
         external_frontend=embedded,
         socket_activated=listener is not None and listener.activated,
+        source=source,
     )
     try:
         rundir.write_file(ports.boot, boot.dump())

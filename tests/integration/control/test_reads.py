@@ -55,13 +55,23 @@ def test_requests_join_what_frontends_and_ranks_know(daemon: Trio) -> None:
 def test_kv_shows_prefixes_holders_and_the_hit_rate(daemon: Trio) -> None:
     made, scheduler, _ = daemon
     assert made.http.get("/v1/kv").json()["prefix_cache"] == {"queried_tokens": 0, "hit_tokens": 0, "hit_rate": None}
-    scheduler.meter.inc("llmd_prefix_cache_queried_tokens_total", 400)
     scheduler.meter.inc("llmd_prefix_cache_hit_tokens_total", 100)
     small, big = Prefix("0a", 32, 16, 1, 0, 2, 0), Prefix("0b", 0, 512, 32, 1, 9, 1)
     scheduler.tables = Tables(scheduled=[scheduled("a", "decode", 5), scheduled("w", "waiting")], prefixes=[small, big], prefixes_total=7)
-    wait_for(lambda: made.http.get("/v1/kv").json()["prefixes_total"] == 7, "the prefixes are there")
+    scheduler.meter.inc("llmd_prefix_cache_queried_tokens_total", 400)
+    wait_for(lambda: made.http.get("/v1/kv").json()["prefix_cache"]["hit_rate"] is not None, "the counters are there")
     kv = made.http.get("/v1/kv").json()
     assert [(p["name"], p["pages"], p["below"], p["users"]) for p in kv["prefixes"]] == [("0b", 32, 1, 1), ("0a", 1, 0, 0)]
     assert [(holder["rid"], holder["pages"]) for holder in kv["holders"]] == [("a", 5)]
     assert (kv["pages_total"], kv["tokens_total"], kv["prefix_cache"]["hit_rate"]) == (100, 1600, 0.25)
     assert set(made.status()["kv"]) == {"page_size", "pages_total", "pages_free", "pages_active", "pages_cached"}
+
+
+def test_config_shows_values_origins_and_no_secret(daemon: Trio) -> None:
+    made, _, _ = daemon
+    answer = made.http.get("/v1/config").json()
+    rows = {row["key"]: row for row in answer["values"]}
+    assert rows["http.drain_timeout"] == {
+        "key": "http.drain_timeout", "value": 2.0, "text": "2s", "origin": "caller", "resolved": False, "reload": "live",
+    }  # fmt: skip
+    assert answer["config_file"] is None
