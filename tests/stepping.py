@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmd.model.batch import EmbedRequest, ForwardBatch, SampleRequest, SampleResult
+from llmd.model.batch import EmbedRequest, ForwardBatch, Runner, SampleRequest, SampleResult
 from llmd.model.loader import LoadedModel, load_model
 from llmd.model.runner import ModelRunner
 from llmd.plan.spec import Boot
@@ -15,16 +15,18 @@ from llmd.sampling.sampler import Sampler
 from llmd.wire.messages import SamplingParams
 
 
-class Stepper:
-    """Rows 1..requests of a small pool whose slots are out of order."""
+class Steps:
+    """Rows 1..requests of a small pool whose pages are out of order; a subclass brings the runner."""
 
-    def __init__(self, boot: Boot, *, requests: int = 8, context: int = 256, seed: int = 0, tokenizer_size: int | None = None) -> None:
-        self.model: LoadedModel = load_model(boot, lambda stage, done, total: None)
-        slots = requests * context
-        order = np.random.default_rng(seed).permutation(np.arange(1, slots + 1)).astype(np.int32)
+    runner: Runner
+
+    def __init__(self, *, requests: int = 8, context: int = 256, seed: int = 0, page_size: int = 1) -> None:
+        pages = requests * context // page_size
+        order = np.random.default_rng(seed).permutation(np.arange(1, pages + 1)).astype(np.int32)
+        slots = order[:, None] * page_size + np.arange(page_size, dtype=np.int32)
+        self.slots = (pages + 1) * page_size
         self.req_to_token = np.zeros((requests + 1, context), dtype=np.int32)
-        self.req_to_token[1:] = order.reshape(requests, context)
-        self.runner = ModelRunner(self.model, slots + 1, Sampler(tokenizer_size or boot.files.tokenizer_size))
+        self.req_to_token[1:] = slots.reshape(requests, context)
         self.lengths = np.zeros(requests + 1, dtype=np.int64)
 
     def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
@@ -65,3 +67,12 @@ class Stepper:
         found = self.step({row: ids}, logprobs=0, prompt_logprob_ids=ids[1:])[row].prompt_logprobs
         assert found is not None
         return [value for value, _ in found]
+
+
+class Stepper(Steps):
+    """The torch runner's."""
+
+    def __init__(self, boot: Boot, *, tokenizer_size: int | None = None, **pool: Any) -> None:
+        super().__init__(**pool)
+        self.model: LoadedModel = load_model(boot, lambda stage, done, total: None)
+        self.runner: ModelRunner = ModelRunner(self.model, self.slots, Sampler(tokenizer_size or boot.files.tokenizer_size))
