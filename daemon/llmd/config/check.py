@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from llmd.config.fields import FIELDS, value_of
+from llmd.config.keys import key_faults, read_admin_key, read_keys
 from llmd.config.load import FlagValue, Loaded, load_config
 from llmd.config.server_args import ServerArgs
 from llmd.errors import ConfigError
@@ -31,8 +32,6 @@ class NotYet(Struct, frozen=True):
 
 #: Key -> what is missing. Everything else is served at every value that its type allows.
 NOT_YET: Final[dict[str, NotYet]] = {
-    "model.quantization": NotYet("quantizing at load", ("auto", "none")),
-    "model.kv_cache_dtype": NotYet("a quantized KV cache", ("auto", "float32", "bfloat16")),
     "model.pooling": NotYet("embeddings"),
     "model.revision": NotYet("pulling from a hub"),
     "parallel.tp": NotYet("tensor parallelism"),
@@ -44,8 +43,6 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "parallel.node_rank": NotYet("several machines"),
     "parallel.dist_init_addr": NotYet("several machines"),
     "parallel.backend": NotYet("Ray"),
-    "http.api_keys_file": NotYet("API keys"),
-    "http.admin_key_file": NotYet("the admin key"),
     "admin.listen": NotYet("the admin plane over TCP"),
     "admin.tls_cert": NotYet("the admin plane over TCP"),
     "admin.tls_key": NotYet("the admin plane over TCP"),
@@ -58,7 +55,6 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "observability.request_log.enabled": NotYet("the request log"),
     "observability.request_log.dir": NotYet("the request log"),
     "observability.metrics.compat": NotYet("other projects' metric names"),
-    "observability.metrics.require_key": NotYet("API keys"),
     "observability.tracing.otlp_endpoint": NotYet("tracing"),
 }
 
@@ -84,11 +80,7 @@ def arg_faults(args: ServerArgs, *, allow_failpoints: bool) -> list[tuple[str, s
         faults.append("model.path: empty, expected the name of a model or a path")
     if args.model.path == DUMMY and not allow_failpoints:
         faults.append("model.path: `dummy` is for tests and needs --allow-failpoints")
-    if not is_loopback(args.http.host) and not args.http.allow_unauthenticated:
-        faults.append(
-            f"http.host: {args.http.host!r} is not loopback and there is no API key, so anybody who reaches it could use the model: "
-            "listen on 127.0.0.1 behind a proxy, or set http.allow_unauthenticated: true"
-        )
+    faults += _key_faults(args)
     first, second, most = args.supervision.restart.backoff
     if not first <= second <= most:
         faults.append("supervision.restart.backoff: the waits must not become shorter")
@@ -96,6 +88,21 @@ def arg_faults(args: ServerArgs, *, allow_failpoints: bool) -> list[tuple[str, s
         if value_of(args, f"supervision.{key}") < 2 * args.supervision.heartbeat:
             faults.append(f"supervision.{key}: must be at least two heartbeats, or healthy processes are killed")
     return [(fault.partition(":")[0], fault) for fault in faults]
+
+
+def _key_faults(args: ServerArgs) -> list[str]:
+    """Who may use the model: key files that cannot be used, and an address that is open to everybody."""
+    http = args.http
+    faults = [f"http.api_keys_file: {fault}" for fault in key_faults(http.api_keys_file, read_keys)]
+    faults += [f"http.admin_key_file: {fault}" for fault in key_faults(http.admin_key_file, read_admin_key)]
+    if http.api_keys_file is None and not is_loopback(http.host) and not http.allow_unauthenticated:
+        faults.append(
+            f"http.host: {http.host!r} is not loopback and there is no API key, so anybody who reaches it could use the model: "
+            "set http.api_keys_file, listen on 127.0.0.1 behind a proxy, or set http.allow_unauthenticated: true"
+        )
+    if args.observability.metrics.require_key and http.api_keys_file is None:
+        faults.append("observability.metrics.require_key: true needs http.api_keys_file, or nobody could read the metrics")
+    return faults
 
 
 def is_loopback(host: str) -> bool:

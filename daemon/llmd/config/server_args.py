@@ -39,13 +39,26 @@ class ModelArgs(_Section, frozen=True):
         str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine", path="or_name")
     ] = "smollm2-135m-instruct"
     served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="engine")] = None
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], doc("Type of activations and of weights that are not quantized.", reload="engine")] = (
-        "auto"
-    )
-    quantization: Annotated[Literal["auto", "none", "int8", "int4"], doc("auto keeps a GGUF's own types, none dequantizes at load.", reload="engine")] = "auto"
-    kv_cache_dtype: Annotated[Literal["auto", "float32", "bfloat16", "int8"], doc("auto: float32 with `dtype: float32`, else bfloat16.", reload="engine")] = (
-        "auto"
-    )
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        doc(
+            "Type of weights that are not quantized, and of activations on a GPU; a CPU computes in float32. auto: on a CPU the type they are stored in; "
+            "float32 written out implies `quantization: none`.",
+            reload="engine",
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        doc(
+            "auto keeps a GGUF's own types (those without a kernel become 8 bits), none dequantizes at load, int8 and int4 quantize at load in groups of 32 "
+            "(int4 leaves the embedding and the head at 8 bits). int8 and int4: on a CPU with the native kernels.",
+            reload="engine",
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"],
+        doc("auto: float32 with `dtype: float32`, else bfloat16. int8, one scale a head and token: on a CPU with the native kernels.", reload="engine"),
+    ] = "auto"
     context_length: Annotated[Positive | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
     revision: Annotated[str | None, doc("Revision of a hub repository to pull.", reload="engine")] = None
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="engine", path=True)] = None
@@ -136,9 +149,9 @@ class SchedulerArgs(_Section, frozen=True):
 class HttpArgs(_Section, frozen=True):
     """The data plane."""
 
-    host: Annotated[
-        str, doc("Address to listen on; other than loopback is refused unless `http.allow_unauthenticated`, because there are no API keys yet.")
-    ] = "127.0.0.1"
+    host: Annotated[str, doc("Address to listen on; other than loopback is refused without `http.api_keys_file`, unless `http.allow_unauthenticated`.")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, doc("TCP port; 0 takes a free one.", ge=0, le=65535)] = 8000
     workers: Annotated[int, doc("Frontend processes on the one socket.", ge=1, le=64)] = 1
     backlog: Annotated[int, doc("Connections that may wait to be accepted.", ge=1)] = 2048
@@ -147,8 +160,24 @@ class HttpArgs(_Section, frozen=True):
     max_body: Annotated[int, doc("Largest request body.", reload="live", unit="B", ge=1024)] = 8 * 2**20
     drain_timeout: Annotated[float, doc("How long running requests may finish when llmd stops.", reload="live", unit="s", ge=0)] = 30.0
     stream_write_timeout: Annotated[float, doc("A client that reads nothing for this long is cut off.", reload="live", unit="s", gt=0)] = 60.0
-    api_keys_file: Annotated[str | None, doc("File of API keys, one NAME:sha256:HEX or NAME:KEY a line.", reload="live", path=True)] = None
-    admin_key_file: Annotated[str | None, doc("File with the admin key.", reload="live", path=True)] = None
+    api_keys_file: Annotated[
+        str | None,
+        doc(
+            "File of API keys, one NAME:sha256:HEX or NAME:KEY a line, then rpm=N (requests a minute), tpm=N (tokens a minute) and admin as wanted; mode 0600 "
+            "or 0640. Read again when it changes. null: no key is asked for.",
+            reload="live",
+            path=True,
+        ),
+    ] = None
+    admin_key_file: Annotated[
+        str | None,
+        doc(
+            "File with the admin key, KEY or sha256:HEX, for the administrative paths; mode 0600 or 0640. Read again when it changes. "
+            "null: only keys of api_keys_file that say admin open them.",
+            reload="live",
+            path=True,
+        ),
+    ] = None
     allow_unauthenticated: Annotated[bool, doc("Allow an address other than loopback without a key.")] = False
     strict: Annotated[bool, doc("Refuse unknown request fields.", reload="live")] = False
     access_log_exclude: Annotated[tuple[str, ...], doc("Paths whose 2xx answers are not logged.", reload="live")] = ("/livez", "/readyz", "/health", "/metrics")
@@ -221,7 +250,7 @@ class MetricsArgs(_Section, frozen=True):
     """Prometheus metrics."""
 
     compat: Annotated[tuple[Literal["sglang", "vllm"], ...], doc("Add these projects' metric names.", reload="live")] = ()
-    require_key: Annotated[bool, doc("/metrics needs an API key.", reload="live")] = False
+    require_key: Annotated[bool, doc("/metrics needs an API key, as all but the health paths do.", reload="live")] = False
 
 
 class TracingArgs(_Section, frozen=True):

@@ -16,8 +16,18 @@ AUTO_RUNNING_REQUESTS = 64
 _AUTO_TOKENS_EACH = 2048
 _AUTO_SHARE = 0.25
 _GPU_FRACTION = 0.88
+#: Numbers of a head come in such multiples in the native kernels' cache (kernels/src/kv.h).
+KV_TILE = 16
 #: Suggested values stay below what is free now by this factor.
 _MARGIN = 0.9
+
+
+def native_kv_bytes(vectors: int, values: int, dtype: str) -> int:
+    """Bytes that one token takes in the native kernels' cache: `vectors` heads of `values` numbers in all, each padded to whole tiles,
+    and in int8 a scale each."""
+    size = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
+    padded = -(-(values // vectors) // KV_TILE) * KV_TILE
+    return vectors * (padded * size + (4 if dtype == "int8" else 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 #: cgroup v1 writes "no limit" as a number near 2**63 rounded to pages.
 _UNLIMITED = 2**60
+
+
+#: One of these is there where torch's `cuda` can be: NVIDIA's driver, WSL's, AMD's, Tegra's.
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/nvhost-gpu")
+
+
+def may_have_gpu() -> bool:
+    """Whether the driver of a GPU is there; whether it works is for the engine to find out."""
+    return any(os.path.exists(path) for path in _GPU_DEVICES)
 
 
 @dataclass(frozen=True, slots=True)

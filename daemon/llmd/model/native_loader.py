@@ -91,11 +91,6 @@ def load_native(boot: Boot, progress: Progress) -> NativeModel:
     )
 
 
-def plan_bytes(plan: NativePlan) -> int:
-    """Bytes that the packed weights of `plan` take."""
-    return sum(packing.packed_size(m.format, m.n, m.k) for m in plan.matrices) + sum(4 * v.n for v in plan.vectors)
-
-
 def shown_quantization(plan: NativePlan) -> str:
     """The format of most quantized elements, in small letters as `q4_1`; `none` where nothing is quantized."""
     sizes: dict[str, int] = {}

@@ -10,10 +10,13 @@ from typing import Any
 
 from llmd import failpoints
 from llmd.config import ServerArgs
-from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, plan_kv
-from llmd.memory.host import read_host_memory
+from llmd.config.server_args import ModelArgs
+from llmd.errors import ConfigError
+from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, native_kv_bytes, plan_kv
+from llmd.memory.host import may_have_gpu, read_host_memory
 from llmd.memory.pools import ReqToTokenPool, TokenToKVPoolAllocator
 from llmd.memory.radix_cache import RadixCache
+from llmd.model import native
 from llmd.model.batch import Runner
 from llmd.plan.spec import Boot
 from llmd.scheduler.dummy import KV_BYTES_PER_TOKEN, DummyRunner
@@ -46,6 +49,7 @@ class _Facts:
     dtype: str
     kv_cache_dtype: str
     quantization: str
+    kernels: str = "torch"
 
 
 def build(boot: Boot, progress: Progress) -> Built:
@@ -74,6 +78,39 @@ def _load(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager],
     if boot.files.kind == "dummy":
         facts = _Facts(KV_BYTES_PER_TOKEN, "cpu", 0, "int32", "int32", "none")
         return facts, lambda kv: DummyRunner(kv.pages.num_slots, boot.files.vocab_size)
+    if not _on_gpu(boot.args.model):
+        reason = native.why_not()
+        if reason is None:
+            return _load_native(boot, progress)
+        if faults := native.needs_native(boot.args.model, reason):
+            raise ConfigError(faults)
+        log.warning("torch computes this model, not the native kernels, which are several times faster: %s", reason)
+    return _load_torch(boot, progress)
+
+
+def _on_gpu(args: ModelArgs) -> bool:
+    """Whether torch is to find a GPU. torch is only asked where there is a driver: its import takes longer than everything else here."""
+    if args.device != "auto" or not may_have_gpu():
+        return args.device == "cuda"
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _load_native(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager], Runner]]:
+    from llmd.model.native_loader import load_native
+    from llmd.model.native_runner import NativeRunner
+
+    args = boot.args.model
+    model = load_native(boot, progress)
+    kv_dtype = native.kv_dtype(args)
+    each = native_kv_bytes(model.config.kv_vectors_per_token, model.config.kv_values_per_token, kv_dtype)
+    facts = _Facts(each, "cpu", model.weights_bytes, model.dtype, kv_dtype, model.quantization, native.kernels_name())
+    threads = 1 if args.threads == "auto" else args.threads
+    return facts, lambda kv: NativeRunner(model, kv.pages.num_slots, kv.pages.page_size, kv_dtype, threads, boot.files.tokenizer_size)
+
+
+def _load_torch(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager], Runner]]:
     import torch
 
     from llmd.model.loader import load_model
@@ -129,6 +166,7 @@ def _info(args: ServerArgs, facts: _Facts, budget: KvBudget, max_running: int) -
         "quantization": facts.quantization,
         "kv_cache_dtype": facts.kv_cache_dtype,
         "device": facts.device,
+        "kernels": facts.kernels,
         "weights_bytes": facts.weights_bytes,
         "threads": args.model.threads,
     }

@@ -77,6 +77,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         """Numbers that one token's K and V are, in all layers."""
         return self.num_layers * 2 * self.kv_size
 
+    @property
+    def kv_vectors_per_token(self) -> int:
+        """Heads of one token's K and V, in all layers."""
+        return self.num_layers * 2 * self.num_kv_heads
+
     def window(self, layer: int) -> int:
         """Tokens that layer's attention looks back, itself included; 0: all."""
         return self.windows[layer] if self.windows else 0

@@ -12,10 +12,12 @@ from typing import Any, Literal
 from llmd import failpoints
 from llmd.config.server_args import ModelArgs
 from llmd.errors import ConfigError
+from llmd.model import native
 from llmd.plan.spec import ModelFiles
 from llmd.store import catalog, dummy, model_config, small_files
 from llmd.store.gguf import GgufFile, lfs_hint, regular_file_size
 from llmd.store.model_config import ModelConfig
+from llmd.store.native_plan import make_plan, plan_bytes
 from llmd.store.parameters import parameter_count, parameter_faults
 from llmd.store.safetensors_dir import INDEX, SafetensorsDir, read_json
 from llmd.tokenizer.chat import ChatTemplate
@@ -43,6 +45,9 @@ class _Found:
     quantization: str
     parameters: int
     kv_values_per_token: int
+    kv_vectors_per_token: int
+    native_bytes: Callable[[ModelArgs], int]
+    """Bytes of the packed weights; needs the native kernels."""
     sources: small_files.Files
     make: Callable[[], small_files.Files]
 
@@ -50,6 +55,7 @@ class _Found:
 def model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
     """Check the model that `args` names. Raises ConfigError with all faults, ResourceError where the cache cannot be written."""
     found = _find(args.path, cache_dir)
+    kernels = _kernels(found, args)
     sources, make = found.sources, found.make
     if args.tokenizer_path is not None:
         other = _tokenizer_override(Path(args.tokenizer_path))
@@ -89,14 +95,30 @@ def model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
         quantization=found.quantization,
         parameters=found.parameters,
         kv_values_per_token=found.kv_values_per_token,
+        kv_vectors_per_token=found.kv_vectors_per_token,
+        kernels=kernels,
+        native_bytes=found.native_bytes(args) if kernels else 0,
     )
+
+
+def _kernels(found: _Found, args: ModelArgs) -> str:
+    """The native kernels' name where they serve on a CPU, else empty. Raises ConfigError where they are needed and not there."""
+    if found.kind == "dummy":
+        return ""
+    reason = native.why_not()
+    if reason is None:
+        return native.kernels_name()
+    if faults := native.needs_native(args, reason):
+        raise ConfigError(faults)
+    return ""
 
 
 def _find(path: str, cache_dir: Path) -> _Found:
     if path == "dummy":
         return _Found(
             kind="dummy", path="", name="dummy", version=dummy.VERSION, weights_bytes=0, context_length=dummy.CONTEXT_LENGTH, vocab_size=dummy.VOCAB_SIZE,
-            architecture="dummy", quantization="none", parameters=0, kv_values_per_token=dummy.KV_VALUES_PER_TOKEN, sources={}, make=dummy.small_files,
+            architecture="dummy", quantization="none", parameters=0, kv_values_per_token=dummy.KV_VALUES_PER_TOKEN, kv_vectors_per_token=0,
+            native_bytes=lambda args: 0, sources={}, make=dummy.small_files,
         )  # fmt: skip
     if path in catalog.CATALOG:
         pulled = catalog.pulled_path(path, cache_dir)
@@ -138,6 +160,8 @@ def _gguf(path: Path, name: str) -> _Found:
         quantization=max(sizes, key=lambda kind: sizes[kind]),
         parameters=parameter_count(config),
         kv_values_per_token=config.kv_values_per_token,
+        kv_vectors_per_token=config.kv_vectors_per_token,
+        native_bytes=lambda args: plan_bytes(make_plan(config, file.tensors, args, gguf=True)),
         sources={},
         make=lambda: _small_from_gguf(file, config),
     )
@@ -203,6 +227,8 @@ def _directory(path: Path) -> _Found:
         quantization=_float_name(weights),
         parameters=parameter_count(config),
         kv_values_per_token=config.kv_values_per_token,
+        kv_vectors_per_token=config.kv_vectors_per_token,
+        native_bytes=lambda args: plan_bytes(make_plan(config, weights.tensors, args, gguf=False)),
         sources=sources,
         make=lambda: sources,
     )

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from llmd.config.server_args import ModelArgs
+from llmd.kernels import packing
 from llmd.store.model_config import ModelConfig
 from llmd.store.parameters import Parameter, StoredTensor, layer_parameters, outer_parameters
 
@@ -71,6 +72,11 @@ def make_plan(config: ModelConfig, stored: Mapping[str, StoredTensor], args: Mod
     matrices = tuple(one for one in made if isinstance(one, MatrixPlan))
     vectors = tuple(one for one in made if isinstance(one, VectorPlan))
     return NativePlan(f"{planner.quantization}-{args.dtype}", matrices, vectors)
+
+
+def plan_bytes(plan: NativePlan) -> int:
+    """Bytes that the packed weights of `plan` take."""
+    return sum(packing.packed_size(matrix.format, matrix.n, matrix.k) for matrix in plan.matrices) + sum(4 * vector.n for vector in plan.vectors)
 
 
 def effective_quantization(args: ModelArgs) -> str:

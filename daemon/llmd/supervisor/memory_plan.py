@@ -13,16 +13,14 @@ from msgspec import Struct
 
 from llmd.config import ServerArgs
 from llmd.errors import ConfigError
-from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, plan_kv
-from llmd.memory.host import read_host_memory
+from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, native_kv_bytes, plan_kv
+from llmd.memory.host import may_have_gpu, read_host_memory
 from llmd.plan.spec import ModelFiles
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _DUMMY_BYTES: Final = 4
 _UNLIMITED: Final = 2**60
 _GPU: Final = "/dev/nvidiactl"
-#: One of these is there where torch's `cuda` can be: NVIDIA's driver, WSL's, AMD's, Tegra's.
-_GPU_DEVICES: Final = (_GPU, "/dev/dxg", "/dev/kfd", "/dev/nvhost-gpu")
 
 
 class MemoryPlan(Struct, frozen=True):
@@ -41,8 +39,9 @@ def plan_memory(args: ServerArgs, files: ModelFiles) -> MemoryPlan | None:
     if not files.kv_values_per_token:
         return None
     on_gpu = args.model.device == "cuda" or (args.model.device == "auto" and files.kind != "dummy" and os.path.exists(_GPU))
-    weights = files.parameters * _BYTES.get(args.model.dtype, 4)
-    each = files.kv_values_per_token * (_DUMMY_BYTES if files.kind == "dummy" else _BYTES.get(args.model.kv_cache_dtype, 2))
+    native = not on_gpu and files.native_bytes > 0
+    weights = files.native_bytes if native else files.parameters * _BYTES.get(args.model.dtype, 4)
+    each = _kv_bytes(args, files, native=native)
     if on_gpu:
         limited = args.memory.max_total_tokens is not None
         return MemoryPlan(None, weights, each, plan_kv(_request(args, each, _UNLIMITED, _UNLIMITED)) if limited else None)
@@ -55,9 +54,12 @@ def plan_memory(args: ServerArgs, files: ModelFiles) -> MemoryPlan | None:
     return MemoryPlan(free, weights, each, plan_kv(_request(args, each, free, free - weights)))
 
 
-def may_have_gpu() -> bool:
-    """Whether the driver of a GPU is there; whether it works is for the engine to find out."""
-    return any(os.path.exists(path) for path in _GPU_DEVICES)
+def _kv_bytes(args: ServerArgs, files: ModelFiles, *, native: bool) -> int:
+    """Bytes of one token's K and V."""
+    kind = args.model.kv_cache_dtype
+    if native:
+        return native_kv_bytes(files.kv_vectors_per_token, files.kv_values_per_token, "bfloat16" if kind == "auto" else kind)
+    return files.kv_values_per_token * (_DUMMY_BYTES if files.kind == "dummy" else _BYTES.get(kind, 2))
 
 
 def refuse_absent_gpu(args: ServerArgs) -> None:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from llmd.config import ServerArgs
 from llmd.config.resolve import resolve_args, resolve_dirs
 from llmd.errors import ConfigError, LlmdError
+from llmd.memory.host import may_have_gpu
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ModelFiles, ProcessSpec, make_plan
 from llmd.supervisor import cpus, directories, environ, memory_plan, preflight, rundir, sockets
@@ -83,12 +84,14 @@ def _refuse_unknown(name: str) -> None:
 
 def _model(args: ServerArgs, files: ModelFiles) -> list[str]:
     model = args.model
-    dtype = model.dtype if model.dtype != "auto" else "float32" if model.device == "cpu" or not memory_plan.may_have_gpu() else "bfloat16 on the GPU"
-    device = model.device if model.device != "auto" else f"auto ({'a GPU' if memory_plan.may_have_gpu() else 'the CPU: there is no GPU'})"
+    on_cpu = model.device == "cpu" or not may_have_gpu()
+    dtype = model.dtype if model.dtype != "auto" else "float32" if on_cpu else "bfloat16 on the GPU"
+    kernels = f"{files.kernels} kernels" if files.kernels else "torch"
+    device = model.device if model.device != "auto" else f"auto ({'a GPU' if may_have_gpu() else 'the CPU: there is no GPU'})"
     return [
         f"name       {model.served_name or files.name}",
         f"weights    {files.weights_version}: {files.architecture}, {files.quantization}, {files.weights_bytes / 2**20:.0f} MiB in files",
-        f"device     {device}, {model.threads} compute threads",
+        f"device     {device}, {model.threads} compute threads{f', {kernels}' if on_cpu else ''}",
         f"dtype      {dtype}, KV cache {model.kv_cache_dtype}",
         f"context    {model.context_length} tokens of prompt and output",
         f"requests   {args.memory.max_running_requests} at once, {args.scheduler.max_queued_requests} more may wait",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmd.supervisor import memory_plan
+from llmd.memory.host import may_have_gpu
 from tests.integration.supervisor.harness import SLOW, until
 
 
@@ -155,7 +155,7 @@ def test_check_finds_a_pool_that_is_too_small(tmp_path: Path) -> None:
     assert "memory.max_total_tokens is 64" in done.stderr and "memory.clamp_context: true" in done.stderr
 
 
-@pytest.mark.skipif(memory_plan.may_have_gpu(), reason="there is a GPU")
+@pytest.mark.skipif(may_have_gpu(), reason="there is a GPU")
 @pytest.mark.parametrize("verb", ["run", "check"])
 def test_a_gpu_that_is_not_there_is_78_before_anything_is_loaded(tmp_path: Path, verb: str) -> None:
     options = DUMMY if verb == "run" else ("--allow-failpoints", "--set", "model.path=dummy")
