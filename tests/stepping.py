@@ -30,18 +30,19 @@ class Steps:
         self.lengths = np.zeros(requests + 1, dtype=np.int64)
 
     def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
-        """One forward pass that appends `new` tokens to each row; the next token of each, greedily. `wanted` goes into SampleRequest."""
-        greedy = SamplingParams(max_new_tokens=1, temperature=0.0)
-        requests = [SampleRequest(row=index, sampling=greedy, position=0, **wanted) for index in range(len(new))]
-        return dict(zip(new, self.runner.step(self._batch(new), requests), strict=True))
+        """One forward pass that appends `new` tokens to each row; the next token of each, greedily unless `sampling` is given. `wanted` goes into SampleRequest."""
+        wanted.setdefault("sampling", SamplingParams(max_new_tokens=1, temperature=0.0))
+        requests = [SampleRequest(row=index, position=0, **wanted) for index in range(len(new))]
+        return dict(zip(new, self.runner.step(self.batch(new), requests), strict=True))
 
     def embed(self, new: dict[int, list[int]], embeds: list[EmbedRequest], wanted: Sequence[SampleRequest] = ()) -> list[SampleResult]:
         """The same, which also sets the vectors of `embeds`."""
-        batch = self._batch(new)
+        batch = self.batch(new)
         batch.embeds = embeds
         return self.runner.step(batch, list(wanted))
 
-    def _batch(self, new: dict[int, list[int]]) -> ForwardBatch:
+    def batch(self, new: dict[int, list[int]]) -> ForwardBatch:
+        """The step that appends `new` tokens to each row; the rows are that much longer from here on."""
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
