@@ -57,7 +57,8 @@ llmd.yaml:6:15: http.keep_alive: expected a duration like 30s, got 60 (a duratio
 
 A value whose feature this version does not have is refused by name, never ignored; those keys are marked below.
 
-**Safety.** An address other than loopback is refused unless `http.allow_unauthenticated: true` says that this is meant.
+**Safety.** An address other than loopback is refused unless there are API keys (`http.api_keys_file`), or `http.allow_unauthenticated: true` says that it
+is meant.
 
 *Changes*: `live` takes effect without anyone noticing, `engine` restarts the engine, `restart` the daemon. In this version every change needs a restart.
 """

@@ -84,8 +84,8 @@ ALWAYS_ON: Final = {
 }
 #: Known to be wanted; why they cannot be given yet. Their values are secrets and are never shown.
 NOT_YET: Final = {
-    "api-key": "needs API keys, which this version does not have",
-    "admin-api-key": "needs the admin key, which this version does not have",
+    "api-key": "everybody could read it in the list of processes: write NAME:KEY into a file of mode 0600 and set http.api_keys_file",
+    "admin-api-key": "everybody could read it in the list of processes: write it into a file of mode 0600 and set http.admin_key_file",
 }
 #: The configuration file, as in `llmd run -c`.
 CONFIG: Final = "config"

@@ -83,6 +83,7 @@ class AccessLog:
             "path": path,
             "status": exchange.status,
             "duration_s": round(time.monotonic() - exchange.started, 4),
+            "key": exchange.key or None,
             "request_id": exchange.request_id or None,
             "rid": exchange.rid or None,
             "outcome": exchange.outcome,

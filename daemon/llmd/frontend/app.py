@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmd.errors import RequestError
+from llmd.frontend.access import Access, Guard, KeyRing
 from llmd.frontend.body import ClientGone
 from llmd.frontend.exchange import CLIENT_GONE, exchange_of, outcome_of
 from llmd.frontend.gate import App, Gate
@@ -20,6 +22,7 @@ from llmd.frontend.native.generate import Generate
 from llmd.frontend.openai.chat import ChatCompletions
 from llmd.frontend.openai.completions import Completions
 from llmd.frontend.openai.models import Model, Models
+from llmd.frontend.rates import RateLimits
 from llmd.frontend.replies import error_body, error_headers, internal_error, reply_json
 from llmd.frontend.runtime import Runtime
 
@@ -32,41 +35,54 @@ _PATH_SHOWN: Final = 128
 def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) -> App:
     """The ASGI application of one frontend."""
     app = FastAPI(title="llmd", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lambda _: lifespan)
-    app.router.routes[:] = _routes(runtime)
+    routes = app.router.routes[:] = _routes(runtime)
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(Exception, _on_fault)
-    return Gate(app, runtime)
+    http = runtime.boot.args.http
+    guard = Guard(runtime.boot.args, access_of(routes), KeyRing(http.api_keys_file, http.admin_key_file), RateLimits(time.monotonic))
+    return Gate(app, runtime, guard)
+
+
+def access_of(routes: list[Route]) -> dict[str, Access]:
+    """The class of each path. Raises TypeError for a route that has none of its own, so that nobody adds one without a thought."""
+    found: dict[str, Access] = {}
+    for route in routes:
+        if not isinstance(route.endpoint, _Asgi):
+            raise TypeError(f"{route.path} says nothing of who may use it")
+        found[route.path] = route.endpoint.access
+    return found
 
 
 def _routes(runtime: Runtime) -> list[Route]:
     ready = Health(runtime, "ready")
     routes = [
-        _route(ChatCompletions.path, ChatCompletions(runtime), "POST"),
-        _route(Completions.path, Completions(runtime), "POST"),
-        _route(Generate.path, Generate(runtime), "POST"),
-        _route("/v1/models", Models(runtime)),
-        _route("/v1/models/{model:path}", Model(runtime)),
-        _route("/livez", livez),
-        _route("/ping", livez),
-        _route("/readyz", ready),
-        _route("/health", ready),
-        _route("/startupz", Health(runtime, "started")),
-        _route("/health_generate", HealthGenerate(runtime)),
-        _route("/metrics", Metrics(runtime)),
+        _route(ChatCompletions.path, ChatCompletions(runtime), Access.KEY, "POST"),
+        _route(Completions.path, Completions(runtime), Access.KEY, "POST"),
+        _route(Generate.path, Generate(runtime), Access.KEY, "POST"),
+        _route("/v1/models", Models(runtime), Access.KEY),
+        _route("/v1/models/{model:path}", Model(runtime), Access.KEY),
+        _route("/livez", livez, Access.OPEN),
+        _route("/ping", livez, Access.OPEN),
+        _route("/readyz", ready, Access.OPEN),
+        _route("/health", ready, Access.OPEN),
+        _route("/startupz", Health(runtime, "started"), Access.OPEN),
+        _route("/health_generate", HealthGenerate(runtime), Access.OPEN),
+        _route("/metrics", Metrics(runtime), Access.METRICS),
     ]
-    return [*routes, _route("/", _Index(runtime, routes))]
+    return [*routes, _route("/", _Index(runtime, routes), Access.KEY)]
 
 
-def _route(path: str, app: App, method: str = "GET") -> Route:
-    return Route(path, _Asgi(path, app), methods=[method])
+def _route(path: str, app: App, access: Access, method: str = "GET") -> Route:
+    return Route(path, _Asgi(path, app, access), methods=[method])
 
 
 class _Asgi:
     """Marks a callable as ASGI for starlette, which takes functions for request handlers; notes the route that was taken."""
 
-    def __init__(self, path: str, app: App) -> None:
+    def __init__(self, path: str, app: App, access: Access) -> None:
+        self.access = access
         self._label = path.replace("{model:path}", "ID")
         self._app = app
         self.__name__ = getattr(app, "__name__", type(app).__name__)

@@ -16,6 +16,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 KEY: Final = "llmd.exchange"
 #: Key of the connection's transport in the ASGI scope.
 TRANSPORT: Final = "llmd.transport"
+#: Key of the response's BodyPipe (llmd.frontend.server) in the ASGI scope.
+PIPE: Final = "llmd.pipe"
 
 #: Status in the access log of a request whose client left before the answer.
 CLIENT_GONE: Final = 499
@@ -61,12 +63,14 @@ def outcome_of(error: RequestError) -> str:
 class Exchange:
     """One HTTP request."""
 
-    __slots__ = ("completion_tokens", "endpoint", "outcome", "prompt_tokens", "request_id", "rid", "started", "status")
+    __slots__ = ("completion_tokens", "endpoint", "key", "outcome", "prompt_tokens", "request_id", "rid", "started", "status")
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.endpoint: str | None = None
         """The route that was taken, as a metric label; None for paths that nobody serves."""
+        self.key = ""
+        """Name of the API key."""
         self.request_id = ""
         self.rid = ""
         self.status = 0

@@ -1,4 +1,4 @@
-"""`Gate`: the outermost ASGI layer. Every HTTP request passes it once: ids checked and echoed, headers added, errors of
+"""`Gate`: the outermost ASGI layer. Every HTTP request passes it once: keys and ids checked, ids echoed, headers added, errors of
 our own logged under the request's id, the outcome counted, the access log written.
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from llmd.errors import RequestError
+from llmd.frontend.access import Guard
 from llmd.frontend.engine_view import shutting_down
 from llmd.frontend.exchange import KEY, TRANSPORT, Exchange, Receive, Scope, Send, outcome_of
 from llmd.frontend.limits import MAX_REQUEST_ID
@@ -23,18 +24,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """Wraps the application."""
+    """Wraps the application. `guard` sees every request before anything else looks at it."""
 
-    def __init__(self, app: App, runtime: Runtime) -> None:
+    def __init__(self, app: App, runtime: Runtime, guard: Guard) -> None:
         self._app = app
         self._runtime = runtime
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = scope[KEY] = Exchange()
-        complete = False
+        complete, key = False, None
 
         async def passing(message: MutableMapping[str, Any]) -> None:
             nonlocal complete
@@ -48,6 +50,8 @@ class Gate:
 
         try:
             exchange.request_id = _request_id(scope)
+            key = self._guard.admit(scope)
+            exchange.key = key.name if key is not None else ""
             await self._app(scope, receive, passing)
         except RequestError as error:
             exchange.settle(outcome_of(error))
@@ -66,6 +70,7 @@ class Gate:
             if not complete:
                 raise
         finally:
+            self._guard.charge(key, (exchange.prompt_tokens or 0) + (exchange.completion_tokens or 0))
             self._count(scope, exchange)
             self._runtime.access_log.write(scope, exchange)
 

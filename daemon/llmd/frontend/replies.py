@@ -40,8 +40,10 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """Retry-After where trying again helps; `Connection: close` where a body is left unread."""
+    """Retry-After where trying again helps; WWW-Authenticate where a key does; `Connection: close` where a body is left unread."""
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
     return {**headers, "connection": "close"} if error.status in (408, 413) else headers
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
+from llmd.frontend.access import Guard, KeyRing
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.app import create_app
 from llmd.frontend.commands import farewell
 from llmd.frontend.engine_view import EngineView
 from llmd.frontend.exchange import TRANSPORT
 from llmd.frontend.gate import Gate
+from llmd.frontend.rates import RateLimits
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.server import FrontendServer, uvicorn_config
 from llmd.frontend.tokenizer_manager import TokenizerManager
@@ -213,7 +216,7 @@ async def test_an_http_1_0_client_gets_no_chunks(tmp_path: Path) -> None:
         await send({"type": "http.response.body", "body": b"two", "more_body": False})
 
     runtime = make_runtime(tmp_path)
-    async with served(Gate(app, runtime)) as url:
+    async with served(Gate(app, runtime, Guard(BOOT.args, {}, KeyRing(None, None), RateLimits(time.monotonic)))) as url:
         head, _, body = (await spoken(url, b"GET / HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
         assert body == b"one two"
         assert b"transfer-encoding" not in head.lower()
