@@ -117,9 +117,10 @@ def pull(name: str, config_file: str | None, overrides: tuple[str, ...], cache_d
 @set_option
 def models(config_file: str | None, overrides: tuple[str, ...]) -> int:
     """List the models that are here or can be pulled: size, what each can be loaded as, and where it is."""
-    from llmd.store.inventory import list_models, table
+    from llmd.store.inventory import list_models, packed_note, table
 
-    click.echo(table(list_models(_cache_dir(config_file, overrides))), nl=False)
+    directory = _cache_dir(config_file, overrides)
+    click.echo(table(list_models(directory)) + packed_note(directory), nl=False)
     return EXIT_OK
 
 

@@ -22,15 +22,15 @@ import msgspec
 
 from llmd.errors import ResourceError
 from llmd.model.pack_file import Item, Packed, PackError, PackKey, in_memory, read, write
+from llmd.store.files import PACK_SUFFIX, PACKED
 from llmd.store.locks import locked
 
 log = logging.getLogger(__name__)
 
+DIRECTORY, SUFFIX = PACKED, PACK_SUFFIX
 #: (stage, done, total) in bytes
 Progress = Callable[[str, int, int], None]
 
-DIRECTORY: Final = "packed"
-SUFFIX: Final = ".pack"
 STAGE: Final = "packing weights"
 #: Seconds that another start may take to pack; below `supervision.startup_timeout` as shipped.
 WAIT_S: Final = 300.0

@@ -6,6 +6,11 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
+
+#: Directory of `cache_dir` where llmd.model.pack_cache keeps packed weights, and how its files' names end.
+PACKED: Final = "packed"
+PACK_SUFFIX: Final = ".pack"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ from llmd.config.server_args import ModelArgs
 from llmd.errors import LlmdError
 from llmd.plan.spec import ModelFiles
 from llmd.store import catalog
+from llmd.store.files import PACK_SUFFIX, PACKED
 from llmd.store.model_files import model_files
 
 
@@ -32,6 +33,15 @@ def list_models(cache_dir: Path) -> list[ModelEntry]:
     directory = cache_dir / "models"
     others = sorted(path for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
     return entries + [_found(path, cache_dir) for path in others if path.name not in catalog.CATALOG and not path.name.startswith(".")]
+
+
+def packed_note(cache_dir: Path) -> str:
+    """One line about the packed weights that lie in the cache; empty where there are none."""
+    directory = cache_dir / PACKED
+    sizes = [file.stat().st_size for file in directory.glob(f"*{PACK_SUFFIX}")] if directory.is_dir() else []
+    if not sizes:
+        return ""
+    return f"packed weights: {sum(sizes) / 2**20:.0f} MiB in {directory}, of {len(sizes)} models or settings; what is deleted there is made again when needed\n"
 
 
 def table(entries: list[ModelEntry]) -> str:

@@ -57,3 +57,10 @@ def test_a_damaged_file_is_never_used(tmp_path: Path) -> None:
         file.truncate(entry.size)
     with pytest.raises(ConfigError, match="damaged"):
         catalog.pulled_path(NAME, tmp_path)
+
+
+def test_packed_weights_are_told_of(tmp_path: Path) -> None:
+    assert inventory.packed_note(tmp_path) == ""
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "m.pack").write_bytes(bytes(3 * 2**20))
+    assert "packed weights: 3 MiB" in inventory.packed_note(tmp_path)
