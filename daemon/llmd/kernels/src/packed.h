@@ -8,13 +8,12 @@
 namespace llmd {
 namespace {
 
-inline int words_per_group(int format) { return format == FORMAT_Q8_0 ? 8 : 4; }
-inline int scales_in_group(int format) { return format == FORMAT_Q4_1 ? 2 : 1; }
+constexpr int words_per_group(int format) { return format == FORMAT_Q8_0 ? 8 : 4; }
+constexpr int scales_in_group(int format) { return format == FORMAT_Q4_1 ? 2 : 1; }
 
-inline int64_t quant_panel_bytes(int format, int k) {
-    const int64_t bytes = int64_t(k / GROUP) * PANEL * (words_per_group(format) * 4 + scales_in_group(format) * 2);
-    return (bytes + 63) & ~int64_t(63);
-}
+constexpr int quant_group_bytes(int format) { return PANEL * (words_per_group(format) * 4 + scales_in_group(format) * 2); }
+
+inline int64_t quant_panel_bytes(int format, int k) { return (int64_t(k / GROUP) * quant_group_bytes(format) + 63) & ~int64_t(63); }
 
 inline int64_t fp_panel_bytes(int format, int k) { return int64_t(k) * PANEL_FP * (format == FORMAT_F32 ? 4 : 2); }
 

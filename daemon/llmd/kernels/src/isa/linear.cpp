@@ -104,6 +104,14 @@ INLINE void put(float* y, F value, int columns, int flags) {
     }
 }
 
+// Weights come from memory much faster than the hardware, which stops at each page, would ask for them. The next panel lies behind this one.
+constexpr int PREFETCH = 8192;  // bytes ahead
+
+template <int BYTES>
+INLINE void prefetch(const char* p) {
+    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + i);
+}
+
 // R rows (within one block of rows) of LANES outputs of a panel, beginning with output `lane`.
 template <int FORMAT, int R>
 void quant_tile(const Linear& op, int panel, int lane, int row) {
@@ -117,6 +125,7 @@ void quant_tile(const Linear& op, int panel, int lane, int row) {
         I sums[R];
         for (int r = 0; r < R; ++r) sums[r] = set1_int(BIAS<FORMAT> ? -BIAS<FORMAT> * op.xq.s[at + r] : 0);
         group_sums<FORMAT, R>(weights.quants(g) + lane * 4, op.xq.q + GROUP * at, sums);
+        prefetch<quant_group_bytes(FORMAT)>(weights.base + PREFETCH + int64_t(g) * quant_group_bytes(FORMAT));
         const F scale = load_f16(weights.scales(g) + lane);
         for (int r = 0; r < R; ++r) f[r] = fma(to_float(sums[r]), mul(scale, set1(op.xq.d[at + r])), f[r]);
         if constexpr (FORMAT == FORMAT_Q4_1) {
