@@ -1,0 +1,158 @@
+// What the operations of a program do (program.h): each one spread over the pool, or done at once by the caller where it is small.
+#include <algorithm>
+#include <cstring>
+
+#include "program.h"
+#include "rows.h"
+
+namespace llmd {
+namespace {
+
+constexpr int64_t NUMBERS_PER_TILE = 8192;  // of row-wise work: about a microsecond
+constexpr int STORES_PER_TILE = 4;
+
+}  // namespace
+
+template <class F>
+void Program::for_rows(int rows, int64_t width, F&& f) {
+    const int step = int(std::max<int64_t>(1, NUMBERS_PER_TILE / width));
+    pool_.run((rows + step - 1) / step, [&](int tile, int thread) {
+        for (int row = tile * step; row < std::min(rows, (tile + 1) * step); row++) f(row, thread);
+    });
+}
+
+void Program::execute(const Op& op, int rows) {
+    switch (op.kind) {
+        case Kind::EMBED: return embed(op, rows);
+        case Kind::RMS_NORM: return rms_norm(op, rows);
+        case Kind::LINEAR: return run_linear(op, rows);
+        case Kind::ADD_BIAS: {
+            const Buffer& y = buffers_[size_t(op.out)];
+            return for_rows(rows, y.width, [&](int row, int) { row_kernels().add(y.row(row), op.weight, y.width); });
+        }
+        case Kind::HEAD_NORM: return head_norm(op, rows);
+        case Kind::ROPE_STORE: return rope_store(op);
+        case Kind::ATTENTION: return attention(op);
+        case Kind::QUANTIZE: {
+            const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
+            return for_rows(rows, x.width, [&](int row, int) { linear_kernels().quantize(x.floats(), x.width, y.quant(), row, row + 1); });
+        }
+        case Kind::SWIGLU: return swiglu(op, rows);
+        case Kind::POOL: return pool_embeddings(op, rows);
+        case Kind::SELECT: return select_rows(op, rows);
+        case Kind::SAMPLE: return sample(op, rows);
+        default: return;
+    }
+}
+
+void Program::embed(const Op& op, int rows) {
+    const Buffer& x = buffers_[size_t(op.out)];
+    for (int row = 0; row < rows; row++) ids_[size_t(row)] = int32_t(step_->input_ids[row0_ + row]);
+    for_rows(rows, x.width, [&](int row, int) { unpack_rows(matrices_[size_t(op.matrix)], &ids_[size_t(row)], 1, x.row(row), x.width); });
+}
+
+void Program::rms_norm(const Op& op, int rows) {
+    const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
+    for_rows(rows, x.width, [&](int row, int thread) {
+        float* out = y.quantized ? scratch_row(thread) : y.row(row);
+        row_kernels().rms_norm(x.row(row), op.weight, x.width, op.eps, out);
+        if (y.quantized) linear_kernels().quantize(out, 0, y.quant(), row, row + 1);
+    });
+}
+
+void Program::run_linear(const Op& op, int rows) {
+    const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
+    linear(pool_, Linear{matrices_[size_t(op.matrix)], x.quantized ? nullptr : x.floats(), x.quantized ? x.quant() : QuantRows{}, y.floats(), x.width, y.width, rows, op.flags});
+}
+
+void Program::head_norm(const Op& op, int rows) {
+    const Buffer& qkv = buffers_[size_t(op.out)];
+    const int dim = shape_.head_dim, heads = shape_.heads + shape_.kv_heads;
+    for_rows(rows, qkv.width, [&](int row, int) {
+        float* x = qkv.row(row);
+        for (int head = 0; head < heads; head++, x += dim) row_kernels().rms_norm(x, head < shape_.heads ? op.weight : op.weight2, dim, op.eps, x);
+    });
+}
+
+Attention Program::attention_of(const Op& op) const { return {kv_, cache_, op.layer, shape_.heads, op.window, nullptr, nullptr, 0, 0}; }
+
+void Program::rope_store(const Op& op) {
+    const Buffer& qkv = buffers_[size_t(op.out)];
+    const Attention attention = attention_of(op);
+    const int dim = shape_.head_dim, turned = shape_.heads + shape_.kv_heads;
+    const int items = int(plan_.stores().size()), step = STORES_PER_TILE;
+    const auto work = [&](const StoreItem& item) {
+        const Span& span = plan_.spans()[size_t(item.span)];
+        const int from = std::max(span.position, item.position_tile * TILE), to = std::min(span.position + span.rows, (item.position_tile + 1) * TILE);
+        for (int row = span.row + from - span.position; row < span.row + to - span.position; row++)
+            row_kernels().rotate(qkv.row(row), turned, dim, plan_.rotation(row), shape_.rope_pairs);
+        attention_kernels().store(attention, span, item.position_tile, qkv.floats() + shape_.heads * dim, qkv.width, step_->out_cache_loc + row0_);
+    };
+    pool_.run((items + step - 1) / step, [&](int index, int) {
+        for (int i = index * step; i < std::min(items, (index + 1) * step); i++) work(plan_.stores()[size_t(i)]);
+    });
+}
+
+void Program::attention(const Op& op) {
+    const Buffer &qkv = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
+    Attention attention = attention_of(op);
+    attention.q = qkv.floats();
+    attention.ldq = qkv.width;
+    attention.out = out.floats();
+    attention.ldo = out.width;
+    const AttentionPlan& plan = plan_.attention(op.window);
+    if (partials_.size() < size_t(plan.partials)) partials_.resize(size_t(plan.partials));
+    if (counters_n_ < plan.counters) {
+        counters_ = std::make_unique<std::atomic<int>[]>(size_t(plan.counters));
+        counters_n_ = plan.counters;
+    }
+    for (int i = 0; i < plan.counters; i++) counters_[size_t(i)].store(0, std::memory_order_relaxed);
+    pool_.run(int(plan.items.size()), [&](int i, int thread) { attention_item(attention, plan.items[size_t(i)], scratch_[size_t(thread)].get()); });
+}
+
+void Program::attention_item(const Attention& op, const AttentionItem& item, void* scratch) {
+    const Span& span = plan_.spans()[size_t(item.span)];
+    if (item.count) return attention_kernels().tile(op, span, item.kv_head, item.first, item.count, scratch);
+    float* partials = partials_.data() + item.partials;
+    const int first = op.first_block(span.position + item.first);
+    attention_kernels().block(op, span, item.kv_head, item.first, first + item.block, partials + int64_t(item.block) * op.group() * partial_size(kv_), scratch);
+    if (counters_[size_t(item.counter)].fetch_add(1, std::memory_order_acq_rel) + 1 < item.blocks) return;
+    attention_kernels().merge(op, span, item.kv_head, item.first, partials, item.blocks, scratch);
+}
+
+void Program::swiglu(const Op& op, int rows) {
+    const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
+    for_rows(rows, x.width, [&](int row, int thread) {
+        float* out = y.quantized ? scratch_row(thread) : y.row(row);
+        row_kernels().swiglu(x.row(row), y.width, out);
+        if (y.quantized) linear_kernels().quantize(out, 0, y.quant(), row, row + 1);
+    });
+}
+
+// The final norm of the rows that embeddings are made of, added up.
+void Program::pool_embeddings(const Op& op, int rows) {
+    const Buffer& x = buffers_[size_t(op.in)];
+    pool_.run(int(step_->embed_rows), [&](int i, int thread) {
+        const EmbedRow& embed = step_->embeds[i];
+        const int64_t from = std::max(embed.first, row0_), to = std::min(embed.first + embed.count, row0_ + rows);
+        if (from >= to) return;
+        if (from == embed.first) std::fill_n(embed.sum, x.width, 0.0);
+        float* normed = scratch_row(thread);
+        for (int64_t row = from; row < to; row++) {
+            row_kernels().rms_norm(x.row(row - row0_), op.weight, x.width, op.eps, normed);
+            for (int d = 0; d < x.width; d++) embed.sum[d] += double(normed[d]);
+        }
+    });
+}
+
+void Program::select_rows(const Op& op, int rows) {
+    const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
+    for (int i = 0; i < rows; i++) std::memcpy(y.row(i), x.row(wanted_[size_t(i)]->row - row0_), size_t(x.width) * sizeof(float));
+}
+
+void Program::sample(const Op& op, int rows) {
+    const Buffer& logits = buffers_[size_t(op.in)];
+    pool_.run(rows, [&](int row, int thread) { choosers_[size_t(thread)]->run(logits.row(row), *wanted_[size_t(row)]); });
+}
+
+}  // namespace llmd
