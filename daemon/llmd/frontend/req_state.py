@@ -111,6 +111,11 @@ class ReqState:
         self.vector, self.finish = vector, Finish("stop")
         self.generation.touch(self)
 
+    @property
+    def outcome(self) -> str:
+        """The metrics' word for how it ended."""
+        return "error" if self.finish is None else "ok" if self.vector else self.finish.reason
+
     def take(self) -> Delta:
         """All pieces since the last call, as one."""
         delta = self.take_piece()
@@ -187,7 +192,7 @@ class Generation:
         self._touched[state.index] = state
         if state.finish is not None:
             self._unfinished -= 1
-        if self._news:
+        if self.news:
             self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -217,13 +222,14 @@ class Generation:
         return sum(choice.unread for choice in self.choices)
 
     @property
-    def _news(self) -> bool:
+    def news(self) -> bool:
+        """Whether there is something for the handler: pieces that it wants, an error, a disconnect."""
         pieces = bool(self._touched) and (self.streamed or self._unfinished == 0)
         return pieces or self.error is not None or self.disconnected
 
     async def wait(self, patience: float) -> bool:
         """Until there is something to take, an error or a disconnect; False when `patience` seconds passed first."""
-        if self._news:
+        if self.news:
             return True
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()

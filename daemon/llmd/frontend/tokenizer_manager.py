@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from llmd.frontend.channels import SchedulerPort
 from llmd.frontend.engine_view import EngineView, shutting_down
 from llmd.frontend.flights import Flights
 from llmd.frontend.limits import INLINE_TEXT
-from llmd.frontend.req_state import Generation, ReqState
+from llmd.frontend.req_state import Generation, ReqState, Submitted
 from llmd.observability.totals import Meter
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.load import Tokenizer
@@ -160,43 +160,39 @@ class TokenizerManager:
             return False
         return True
 
-    def submit(self, rid: str, specs: list[ChoiceSpec], *, streamed: bool, metered: bool = True, client_id: str = "") -> Generation:
+    def submit(self, rid: str, specs: Sequence[ChoiceSpec | TextSpec], *, streamed: bool, metered: bool = True, client_id: str = "") -> Generation:
         """Send the choices to the engine, or to the next one. The caller must `release` the Generation in the end."""
         self._submittable()
         generation = Generation(rid, streamed=streamed, metered=metered, client_id=client_id)
         for index, spec in enumerate(specs):
-            request = TokenizedGenerateReqInput(
-                rid=rid if len(specs) == 1 else f"{rid}-{index}",
+            self.flights.begin(generation.add(self._message(rid if len(specs) == 1 else f"{rid}-{index}", spec)))
+        return generation
+
+    def _message(self, rid: str, spec: ChoiceSpec | TextSpec) -> Submitted:
+        """As it is sent, but for the epoch."""
+        if isinstance(spec, TextSpec):
+            return TokenizedEmbeddingReqInput(
+                rid=rid,
                 frontend=self._frontend,
                 epoch=0,
                 input_ids=spec.input_ids,
-                sampling=spec.sampling,
-                detokenize=spec.detokenize,
-                logprobs=spec.logprobs,
-                prompt_logprobs=spec.prompt_logprobs,
+                pooling=spec.pooling,
+                dimensions=spec.dimensions,
                 priority=spec.priority,
                 debug_text=spec.debug_text,
             )
-            self.flights.begin(generation.add(request))
-        return generation
-
-    def submit_texts(self, rid: str, texts: list[TextSpec], *, client_id: str = "") -> Generation:
-        """The same for texts to embed: each choice ends with its `vector`."""
-        self._submittable()
-        generation = Generation(rid, streamed=False, client_id=client_id)
-        for index, text in enumerate(texts):
-            request = TokenizedEmbeddingReqInput(
-                rid=rid if len(texts) == 1 else f"{rid}-{index}",
-                frontend=self._frontend,
-                epoch=0,
-                input_ids=text.input_ids,
-                pooling=text.pooling,
-                dimensions=text.dimensions,
-                priority=text.priority,
-                debug_text=text.debug_text,
-            )
-            self.flights.begin(generation.add(request))
-        return generation
+        return TokenizedGenerateReqInput(
+            rid=rid,
+            frontend=self._frontend,
+            epoch=0,
+            input_ids=spec.input_ids,
+            sampling=spec.sampling,
+            detokenize=spec.detokenize,
+            logprobs=spec.logprobs,
+            prompt_logprobs=spec.prompt_logprobs,
+            priority=spec.priority,
+            debug_text=spec.debug_text,
+        )
 
     def _submittable(self) -> None:
         if self._view.shutting_down:

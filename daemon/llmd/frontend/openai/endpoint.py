@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -14,13 +15,13 @@ from llmd.frontend.openai.answers import Answer
 from llmd.frontend.req_state import Delta
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.serving import Call, serve, serve_ready
-from llmd.frontend.tokenizer_manager import ChoiceSpec
+from llmd.frontend.tokenizer_manager import ChoiceSpec, TextSpec
 
 
 class Prepared(Struct, frozen=True):
     """A checked request: what to generate and how to answer; or what is already known, when there is nothing to generate."""
 
-    specs: list[ChoiceSpec]
+    specs: Sequence[ChoiceSpec | TextSpec]
     answer: Answer
     ready: list[Delta] | None = None
 
