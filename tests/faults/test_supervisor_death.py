@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,15 @@ def test_killed_with_a_stopped_scheduler(tmp_path: Path) -> None:
 
 
 def cycles(directory: Path, count: int) -> None:
-    tmp = Path(tempfile.gettempdir())
+    tmp = directory / "tmp"
+    tmp.mkdir()
     for cycle in range(count):
-        with Daemon(directory, config=CONFIG, failpoints="").start() as daemon:
+        with Daemon(directory, config=CONFIG, failpoints="", env={"TMPDIR": str(tmp)}).start() as daemon:
             for _ in range(5):
                 daemon.text()
             kill_and_check(daemon)
             files = sorted(p.name for p in daemon.run_dir.rglob("*"))
-        leftovers = len(files), len([p for p in tmp.iterdir() if "llmd" in p.name])
+        leftovers = len(files), len(list(tmp.iterdir()))
         if cycle == 0:
             first = leftovers
         assert leftovers[0] <= first[0] and leftovers[1] <= first[1], f"files pile up: {files}"
