@@ -5,6 +5,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNELS := daemon/llmd/kernels
 ARGS ?=
 # All time bounds of tests are stretched by this factor: they catch hangs, and a machine may be slow.
 export LLMD_TEST_SLOWNESS ?= 3
@@ -16,7 +17,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv with all that llmd and its tests need
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml setup.py $(KERNELS)/build.py $(shell find $(KERNELS)/src -name "*.cpp" -o -name "*.h")
 	@if [ ! -x $(BIN)/python ]; then \
 	  for python in "$$PYTHON" python3 python3.13 python3.12 python3.11; do \
 	    if [ -n "$$python" ] && "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
@@ -58,5 +59,5 @@ soak: setup ## tests that run for minutes
 	$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(KERNELS)/*.so build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
