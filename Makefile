@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := daemon/llmd/kernels
+LIBRARY := $(KERNELS)/libllmd_kernels.so
 ARGS ?=
 # All time bounds of tests are stretched by this factor: they catch hangs, and a machine may be slow.
 export LLMD_TEST_SLOWNESS ?= 3
@@ -15,9 +16,9 @@ export LLMD_TEST_SLOWNESS ?= 3
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## make .venv with all that llmd and its tests need
+setup: $(STAMP) $(LIBRARY) ## make .venv with all that llmd and its tests need
 
-$(STAMP): pyproject.toml setup.py $(KERNELS)/build.py $(shell find $(KERNELS)/src -name "*.cpp" -o -name "*.h")
+$(STAMP): pyproject.toml setup.py
 	@if [ ! -x $(BIN)/python ]; then \
 	  for python in "$$PYTHON" python3 python3.13 python3.12 python3.11; do \
 	    if [ -n "$$python" ] && "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
@@ -29,6 +30,10 @@ $(STAMP): pyproject.toml setup.py $(KERNELS)/build.py $(shell find $(KERNELS)/sr
 	@echo "installing llmd and its packages into $(VENV) (1.4 GiB; minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
+
+# Installing builds it too; this is for a change in its sources. Without a compiler llmd works without it.
+$(LIBRARY): $(KERNELS)/build.py $(shell find $(KERNELS)/src -name '*.cpp' -o -name '*.h') | $(STAMP)
+	@$(BIN)/python -m llmd.kernels.build || echo 'going on without the native kernels' >&2
 
 run: setup ## run llmd in the foreground; ARGS='-c FILE --set key=value' are passed on
 	@exec $(BIN)/llmd run $(ARGS)
@@ -59,5 +64,5 @@ soak: setup ## tests that run for minutes
 	$(BIN)/python -m pytest -m soak --timeout=3600 $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(KERNELS)/*.so build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LIBRARY) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
