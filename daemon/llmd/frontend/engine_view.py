@@ -18,6 +18,8 @@ from llmd.wire.messages import Publish
 
 _LOADING: Final = ("starting", "loading", "warming")
 _DRAINING: Final = ("draining", "stopping")
+#: States in which an engine that is away is being brought back.
+_ENGINE_RETURNS: Final = ("ready", "recovering", "reloading", "draining")
 
 
 class EngineView:
@@ -31,6 +33,9 @@ class EngineView:
         self._drain_command = False
         self._restarted = restarted
         self._arriving: set[asyncio.Timeout] = set()
+        self._turn = asyncio.Event()
+        self.held = 0
+        """Requests that wait for the engine to come back (llmd.frontend.holding)."""
         self.prepared = False
         self.shutting_down = False
 
@@ -41,6 +46,7 @@ class EngineView:
         self._published = publish
         self._at = time.monotonic()
         self._settle()
+        self._turned()
 
     def prepare(self) -> None:
         """The tokenizer is there."""
@@ -54,10 +60,12 @@ class EngineView:
     def drain(self) -> None:
         """Take no new work from now on."""
         self._drain_command = True
+        self._turned()
 
     def resume(self) -> None:
         """End a drain."""
         self._drain_command = False
+        self._turned()
 
     def shut_down(self) -> None:
         """The end has come: nothing is taken any more, and requests that are still being received end with `shutting_down`."""
@@ -65,6 +73,15 @@ class EngineView:
         now = asyncio.get_running_loop().time()
         for patience in self._arriving:
             patience.reschedule(now)
+        self._turned()
+
+    async def turn(self) -> None:
+        """Until something has come in."""
+        await self._turn.wait()
+
+    def _turned(self) -> None:
+        self._turn.set()
+        self._turn = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def arriving(self) -> AsyncIterator[None]:
@@ -144,6 +161,16 @@ class EngineView:
         if state not in ("ready", *_DRAINING) or not self.engine_up:
             return engine_unavailable()
         return None
+
+    @property
+    def passing(self) -> bool:
+        """Whether an engine that is away is being brought back."""
+        return self._published is not None and not self.shutting_down and self.state in _ENGINE_RETURNS
+
+    @property
+    def most_held(self) -> int:
+        """How many requests may wait for the engine."""
+        return self._boot.args.scheduler.max_queued_requests
 
     @property
     def stage(self) -> str:

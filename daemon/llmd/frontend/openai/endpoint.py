@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from llmd.frontend.body import read_json
 from llmd.frontend.exchange import Exchange, Receive, Scope, Send, exchange_of
+from llmd.frontend.holding import admit
 from llmd.frontend.openai.answers import Answer
 from llmd.frontend.req_state import Delta
 from llmd.frontend.runtime import Runtime
@@ -56,7 +57,7 @@ class Endpoint:
             if admitted:
                 stack.enter_context(self.manager.request())
             data = await self._read(scope, receive)
-            await self._admit(admitted)
+            await admit(self.view, self.runtime.meter, receive, admitted=admitted)
             if not admitted:
                 stack.enter_context(self.manager.request())
             prepared = await self.prepare(exchange, data)
@@ -69,10 +70,3 @@ class Endpoint:
     async def _read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         async with self.view.arriving():
             return await read_json(scope, receive, limit=self.boot.args.http.max_body, executor=self.manager.executor)
-
-    async def _admit(self, admitted: bool) -> None:
-        """Raises the RequestError that keeps the request out."""
-        await self.view.settled()
-        refusal = self.view.refusal(admitted=admitted)
-        if refusal is not None:
-            raise refusal
