@@ -46,8 +46,6 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "admin.listen": NotYet("the admin plane over TCP"),
     "admin.tls_cert": NotYet("the admin plane over TCP"),
     "admin.tls_key": NotYet("the admin plane over TCP"),
-    "supervision.hold_timeout": NotYet("holding requests during recovery"),
-    "supervision.recover_timeout": NotYet("resuming requests after a crash"),
     "supervision.spare_worker": NotYet("a spare worker", ("auto", False)),
     "lora.max_adapters": NotYet("LoRA adapters"),
     "lora.max_rank": NotYet("LoRA adapters"),
