@@ -32,7 +32,6 @@ class NotYet(Struct, frozen=True):
 
 #: Key -> what is missing. Everything else is served at every value that its type allows.
 NOT_YET: Final[dict[str, NotYet]] = {
-    "model.pooling": NotYet("embeddings"),
     "model.revision": NotYet("pulling from a hub"),
     "parallel.tp": NotYet("tensor parallelism"),
     "parallel.pp": NotYet("pipeline parallelism"),

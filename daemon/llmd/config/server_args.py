@@ -66,7 +66,10 @@ class ModelArgs(_Section, frozen=True):
     tokenizer_path: Annotated[str | None, doc("tokenizer.json or its directory, in place of the model's own.", reload="engine", path=True)] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], doc("auto takes a CUDA GPU where there is one.", reload="engine")] = "auto"
     threads: Annotated[Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"], doc("Compute threads of one scheduler rank on a CPU.", reload="engine")] = "auto"
-    pooling: Annotated[Literal["auto", "last", "mean", "cls"], doc("How embeddings are pooled.", reload="engine")] = "auto"
+    pooling: Annotated[
+        Literal["auto", "last", "mean", "cls"],
+        doc("How embeddings are pooled: the last token's state, the mean of all, or the first one's; auto: last.", reload="engine"),
+    ] = "auto"
 
 
 class ParallelArgs(_Section, frozen=True):

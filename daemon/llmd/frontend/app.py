@@ -21,6 +21,7 @@ from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
 from llmd.frontend.native.generate import Generate
 from llmd.frontend.openai.chat import ChatCompletions
 from llmd.frontend.openai.completions import Completions
+from llmd.frontend.openai.embeddings import Embeddings
 from llmd.frontend.openai.models import Model, Models
 from llmd.frontend.rates import RateLimits
 from llmd.frontend.replies import error_body, error_headers, internal_error, reply_json
@@ -60,6 +61,7 @@ def _routes(runtime: Runtime) -> list[Route]:
     routes = [
         _route(ChatCompletions.path, ChatCompletions(runtime), Access.KEY, "POST"),
         _route(Completions.path, Completions(runtime), Access.KEY, "POST"),
+        _route(Embeddings.path, Embeddings(runtime), Access.KEY, "POST"),
         _route(Generate.path, Generate(runtime), Access.KEY, "POST"),
         _route("/v1/models", Models(runtime), Access.KEY),
         _route("/v1/models/{model:path}", Model(runtime), Access.KEY),

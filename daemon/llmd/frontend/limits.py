@@ -29,5 +29,7 @@ INLINE_BODY: Final = 64 * 1024
 """Bytes of JSON up to which a body is parsed in the event loop."""
 INLINE_TEXT: Final = 4096
 """Characters up to which a prompt is tokenized in the event loop."""
+MAX_DIMENSIONS: Final = 1 << 20
+"""Numbers of one vector that may be asked for; the model's own are the real bound."""
 #: Priorities lie between minus this and this.
 MAX_PRIORITY: Final = 1_000_000

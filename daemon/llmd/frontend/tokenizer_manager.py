@@ -88,11 +88,11 @@ class TokenizerManager:
             return self.tokenizer.encode(text, add_special_tokens)
         return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens))
 
-    async def encode_all(self, prompts: list[tuple[str, str | list[int]]]) -> list[list[int]]:
+    async def encode_all(self, prompts: list[tuple[str, str | list[int]]], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each (name, prompt); one that is ids already stays as it is."""
 
         def encode() -> list[list[int]]:
-            return [self.tokenizer.encode(p, True) if isinstance(p, str) else p for _, p in prompts]
+            return [self.tokenizer.encode(p, add_special_tokens) if isinstance(p, str) else p for _, p in prompts]
 
         for name, prompt in prompts:
             if isinstance(prompt, str):
@@ -109,6 +109,15 @@ class TokenizerManager:
                 code="context_length_exceeded",
                 param=param,
             )
+
+    def check_fits(self, tokens: int, param: str) -> None:
+        """Raises RequestError where a text that generates nothing is too long."""
+        context, kv = self._view.context_length, self._view.kv_capacity
+        if tokens > context:
+            message = f"this model's context is {context} tokens, the text has {tokens}; shorten it"
+            raise RequestError(message, code="context_length_exceeded", param=param)
+        if kv is not None and tokens > kv:
+            raise RequestError(f"the KV cache holds {kv} tokens, the text has {tokens}", code="exceeds_kv_capacity", param=param)
 
     async def render(self, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> str:
         """The chat template's text. Raises RequestError with the template's own sentence, or `no_chat_template`."""

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -30,9 +31,11 @@ from llmd.wire import sockets
 from llmd.wire.codec import Decoder, encode
 from llmd.wire.messages import (
     AbortReq,
+    BatchEmbeddingOutput,
     BatchStrOutput,
     Command,
     ControlInput,
+    Embedding,
     Finish,
     Heartbeat,
     Hello,
@@ -41,6 +44,7 @@ from llmd.wire.messages import (
     Reply,
     SchedulerInput,
     TextChunk,
+    TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     TokenLogprob,
 )
@@ -119,11 +123,19 @@ class FakeEngine(threading.Thread):
             self._running.pop(message.rid, None)
             return
         self.requests.append(message)
+        if isinstance(message, TokenizedEmbeddingReqInput):
+            self.embed(message)
+            return
         script = self.script(message)
         if isinstance(script, AbortReq):
             self.say(script)
         elif script is not None:
             self._running[message.rid] = (message, script, 0)
+
+    def embed(self, message: TokenizedEmbeddingReqInput) -> None:
+        """The vector of a text is its first and its last id, cut to `dimensions`."""
+        vector = [float(message.input_ids[0]), float(message.input_ids[-1])][: message.dimensions or None]
+        self.say(BatchEmbeddingOutput(epoch=self.epoch, embeddings=[Embedding(message.rid, struct.pack(f"<{len(vector)}f", *vector))]))
 
     def _step(self) -> None:
         chunks = []

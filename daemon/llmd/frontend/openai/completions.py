@@ -121,26 +121,26 @@ class TextAnswer(Answer):
         return builder.body(entries)
 
 
-def read_prompts(fields: Fields, vocabulary: int) -> list[tuple[str, Prompt]]:
+def read_prompts(fields: Fields, vocabulary: int, name: str = "prompt") -> list[tuple[str, Prompt]]:
     """(path for errors, prompt) of each prompt: a string, a list of strings, a list of token ids, or a list of such lists."""
-    value: Any = fields.get("prompt")
+    value: Any = fields.get(name)
     if isinstance(value, str):
-        return [("prompt", check_text(value, "prompt"))]
+        return [(name, check_text(value, name))]
     if not isinstance(value, list) or not value:
-        raise fault("prompt", "is required: a string, token ids, or a list of either")
+        raise fault(name, "is required: a string, token ids, or a list of either")
     if is_int(value[0]):
-        return [("prompt", _ids(value, "prompt", vocabulary))]
+        return [(name, _ids(value, name, vocabulary))]
     if len(value) > MAX_PROMPTS:
-        raise fault("prompt", f"may hold at most {MAX_PROMPTS} prompts")
+        raise fault(name, f"may hold at most {MAX_PROMPTS} of them")
     prompts: list[tuple[str, Prompt]] = []
     for i, item in enumerate(value):
-        path = f"prompt[{i}]"
+        path = f"{name}[{i}]"
         if isinstance(item, str) and isinstance(value[0], str):
             prompts.append((path, check_text(item, path)))
         elif isinstance(item, list) and isinstance(value[0], list):
             prompts.append((path, _ids(item, path, vocabulary)))
         else:
-            raise fault(path, "must be of the same kind as the other prompts: strings or lists of token ids")
+            raise fault(path, "must be of the same kind as the others: strings or lists of token ids")
     return prompts
 
 
