@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from llmd.model import native
 from llmd.model.batch import EmbedRequest, ForwardBatch, Runner, SampleRequest, SampleResult
 from llmd.model.loader import LoadedModel, load_model
+from llmd.model.native_loader import NativeModel, load_native
+from llmd.model.native_runner import NativeRunner
 from llmd.model.runner import ModelRunner
 from llmd.plan.spec import Boot
 from llmd.sampling.sampler import Sampler
@@ -30,7 +33,7 @@ class Steps:
         self.lengths = np.zeros(requests + 1, dtype=np.int64)
 
     def step(self, new: dict[int, list[int]], **wanted: Any) -> dict[int, SampleResult]:
-        """One forward pass that appends `new` tokens to each row; the next token of each, greedily unless `sampling` is given. `wanted` goes into SampleRequest."""
+        """One forward pass that appends `new` tokens to each row; the next token of each, greedily unless told otherwise. `wanted` goes into SampleRequest."""
         wanted.setdefault("sampling", SamplingParams(max_new_tokens=1, temperature=0.0))
         requests = [SampleRequest(row=index, position=0, **wanted) for index in range(len(new))]
         return dict(zip(new, self.runner.step(self.batch(new), requests), strict=True))
@@ -77,3 +80,15 @@ class Stepper(Steps):
         super().__init__(**pool)
         self.model: LoadedModel = load_model(boot, lambda stage, done, total: None)
         self.runner: ModelRunner = ModelRunner(self.model, self.slots, Sampler(tokenizer_size or boot.files.tokenizer_size))
+
+
+class NativeStepper(Steps):
+    """The native runner's."""
+
+    def __init__(self, boot: Boot, *, tokenizer_size: int | None = None, **pool: Any) -> None:
+        super().__init__(**pool)
+        args = boot.args.model
+        assert isinstance(args.threads, int)
+        self.model: NativeModel = load_native(boot, lambda stage, done, total: None)
+        size = tokenizer_size or boot.files.tokenizer_size
+        self.runner: NativeRunner = NativeRunner(self.model, self.slots, int(pool.get("page_size", 1)), native.kv_dtype(args), args.threads, size)

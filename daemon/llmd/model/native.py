@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import Final
 
@@ -17,8 +16,6 @@ def why_not() -> str | None:
     """Why torch has to serve on a CPU; None: the native kernels do. Raises ConfigError where LLMD_ISA asks for what this CPU lacks."""
     if os.environ.get("LLMD_ISA") == TORCH:
         return "LLMD_ISA=torch asks for torch"
-    if importlib.util.find_spec("llmd.model.native_runner") is None:
-        return "there is no native forward pass yet"
     return why_absent() if library() is None else None
 
 

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from llmd.kernels.library import library
+from llmd.model import native
 from llmd.model.batch import Runner
 from llmd.model.loader import load_model
+from llmd.model.native_loader import load_native
+from llmd.model.native_runner import NativeRunner
 from llmd.model.runner import ModelRunner
 from llmd.sampling.sampler import Sampler
 from llmd.scheduler.kv import KvManager
@@ -21,13 +25,30 @@ MakeRunner = Callable[[KvManager], Runner]
 CONTEXT = 192
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> MakeRunner:
+#: The reference, and the native kernels with weights and KV of several types.
+RUNNERS: dict[str, dict[str, Any]] = {
+    "torch": {"dtype": "float32"},
+    "native": {"dtype": "float32"},
+    "native-int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
+    "native-int4": {"quantization": "int4", "kv_cache_dtype": "bfloat16"},
+}
+
+
+@pytest.fixture(scope="module", params=RUNNERS)
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeRunner:
     """Makes runners of one random tiny Llama over any pool."""
     directory = tmp_path_factory.mktemp("tiny")
-    boot = boot_for(random_llama(directory / "model", seed=3), directory / "cache", dtype="float32")
-    model = load_model(boot, lambda stage, done, total: None)
-    return lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size))
+    path = random_llama(directory / "model", seed=3)
+    if request.param == "torch":
+        boot = boot_for(path, directory / "cache", **RUNNERS[request.param])
+        model = load_model(boot, lambda stage, done, total: None)
+        return lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size))
+    if library() is None:
+        pytest.skip("the native kernels are not built")
+    boot = boot_for(path, directory / "cache", **RUNNERS[request.param])
+    packed = load_native(boot, lambda stage, done, total: None)
+    kv_type = native.kv_dtype(boot.args.model)
+    return lambda kv: NativeRunner(packed, kv.pages.num_slots, kv.pages.page_size, kv_type, 2, boot.files.tokenizer_size)
 
 
 def requests(count: int, seed: int) -> list[tuple[list[int], int, dict[str, Any]]]:
