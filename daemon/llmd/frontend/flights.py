@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds until output that was asked for again, and of which nothing has come, is asked for once more.
 AGAIN_S: Final = 1.0
-#: Requests of nobody that are remembered, so that each is aborted once.
-MAX_STRANGERS: Final = 1024
+#: Requests that are over, or were never here, and are remembered so that the scheduler is told once.
+MAX_OVER: Final = 1024
 
 
 class Flight:
@@ -72,7 +72,7 @@ class Flights:
         self._detokenizer = 0
         self._recovering: set[str] = set()
         """Generations that have been submitted or asked for again, and of which nothing has come since."""
-        self._strangers: dict[str, None] = {}
+        self._over: dict[str, None] = {}
         self._patience: asyncio.TimerHandle | None = None
 
     def __contains__(self, rid: str) -> bool:
@@ -107,6 +107,7 @@ class Flights:
             rid = state.request.rid
             flight = self._flights.pop(rid, None)
             if flight is not None:
+                self._note_over(rid)
                 self._abort(rid, flight.epoch, why)
 
     def fail_all(self, error: RequestError) -> None:
@@ -264,6 +265,7 @@ class Flights:
     def _finished(self, flight: Flight, finish: Finish) -> None:
         rid = flight.state.request.rid
         del self._flights[rid]
+        self._note_over(rid)
         if isinstance(finish.matched, str):
             self._abort(rid, flight.epoch, "stop_string")
         elif flight.epoch == self._port.epoch:
@@ -293,12 +295,15 @@ class Flights:
             flight.state.generation.fail(error)
 
     def _disown(self, rid: str) -> None:
-        """Output of a request that nobody here has (any more): a frontend before this one had it, or it has just ended."""
-        if rid not in self._strangers:
-            if len(self._strangers) >= MAX_STRANGERS:
-                del self._strangers[next(iter(self._strangers))]
-            self._strangers[rid] = None
+        """Output of a request that nobody here has: a frontend before this one had it."""
+        if rid not in self._over:
+            self._note_over(rid)
             self._abort(rid, self._port.epoch, "unknown")
+
+    def _note_over(self, rid: str) -> None:
+        if len(self._over) >= MAX_OVER:
+            del self._over[next(iter(self._over))]
+        self._over[rid] = None
 
     def _measure(self, state: ReqState, tokens: int, now: float) -> None:
         if not state.first_at:

@@ -31,6 +31,7 @@ from llmd.wire import sockets
 from llmd.wire.codec import Decoder, encode
 from llmd.wire.messages import (
     AbortReq,
+    Ack,
     BatchEmbeddingOutput,
     BatchStrOutput,
     Command,
@@ -42,6 +43,7 @@ from llmd.wire.messages import (
     Publish,
     Ready,
     Reply,
+    Resend,
     SchedulerInput,
     TextChunk,
     TokenizedEmbeddingReqInput,
@@ -91,6 +93,8 @@ class FakeEngine(threading.Thread):
         self.epoch = epoch
         self.requests: list[TokenizedGenerateReqInput] = []
         self.aborts: list[AbortReq] = []
+        self.resends: list[Resend] = []
+        self.acks: list[str] = []
         self.pace = 0.0
         self.script: Callable[[TokenizedGenerateReqInput], list[str] | AbortReq | None] = echo
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -98,6 +102,8 @@ class FakeEngine(threading.Thread):
         self._output = sockets.push(self._context, ports.tokenizer(0))
         self._decoder: Decoder[Any] = Decoder(SchedulerInput)
         self._running: dict[str, tuple[TokenizedGenerateReqInput, list[str], int]] = {}
+        self._whole: set[str] = set()
+        """Requests whose next chunk has all of their output."""
         self._halt = threading.Event()
         self._next_step = 0.0
 
@@ -122,6 +128,15 @@ class FakeEngine(threading.Thread):
             self.aborts.append(message)
             self._running.pop(message.rid, None)
             return
+        if isinstance(message, Ack):
+            self.acks.append(message.rid)
+            return
+        if isinstance(message, Resend):
+            self.resends.append(message)
+            if message.request.rid in self._running:
+                self._whole.add(message.request.rid)
+                return
+            message = message.request
         self.requests.append(message)
         if isinstance(message, TokenizedEmbeddingReqInput):
             self.embed(message)
@@ -130,7 +145,9 @@ class FakeEngine(threading.Thread):
         if isinstance(script, AbortReq):
             self.say(script)
         elif script is not None:
-            self._running[message.rid] = (message, script, 0)
+            self._running[message.rid] = (message, script, len(message.output_ids))
+            if message.output_ids:
+                self._whole.add(message.rid)
 
     def embed(self, message: TokenizedEmbeddingReqInput) -> None:
         """The vector of a text is its first and its last id, cut to `dimensions`."""
@@ -141,14 +158,17 @@ class FakeEngine(threading.Thread):
         chunks = []
         for rid, (request, script, at) in list(self._running.items()):
             last = at + 1 >= len(script)
-            text = script[at] if script else ""
-            ids = [text.encode()[0]] if text else []
+            first = 0 if rid in self._whole else at
+            self._whole.discard(rid)
+            text = "".join(script[first : at + 1])
+            ids = [piece.encode()[0] for piece in script[first : at + 1] if piece]
             finish = Finish("length" if len(script) >= request.sampling.max_new_tokens else "stop") if last else None
             logprobs = [logprob(i) for i in ids] if request.logprobs >= 0 else None
             prompt = None
             if at == 0 and request.prompt_logprobs:
                 prompt = [logprob(i, None if n == 0 else -1.0) for n, i in enumerate(request.input_ids)]
-            chunks.append(TextChunk(rid, at, text, ids, finish, logprobs, prompt, cached_tokens=3 if at == 0 else 0))
+            chars = len("".join(script[:first]))
+            chunks.append(TextChunk(rid, first, text, ids, finish, logprobs, prompt, cached_tokens=3 if at == 0 else 0, at=chars))
             if last:
                 del self._running[rid]
             else:
@@ -276,11 +296,11 @@ def wait_for(condition: Callable[[], bool], within: float, what: str = "conditio
 class World:
     """One frontend process and its fakes."""
 
-    def __init__(self, tmp_path: Path, http: dict[str, Any], *, template: str | None = TEMPLATE, incarnation: int = 1) -> None:
+    def __init__(self, tmp_path: Path, http: dict[str, Any], *, template: str | None = TEMPLATE, incarnation: int = 1, **supervision: Any) -> None:
         self.dir = tmp_path
         ports = self.ports = PortArgs(run_dir=str(tmp_path / "r"))
         ports.private.mkdir(parents=True, mode=0o700)
-        args = ServerArgs(http=HttpArgs(**http), supervision=SupervisionArgs(heartbeat=0.05, control_timeout=1.0))
+        args = ServerArgs(http=HttpArgs(**http), supervision=SupervisionArgs(**{"heartbeat": 0.05, "control_timeout": 1.0, **supervision}))
         files = ModelFiles(
             kind="dummy",
             path="",
@@ -383,8 +403,8 @@ class World:
 def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     worlds: list[World] = []
 
-    def make(*, template: str | None = TEMPLATE, incarnation: int = 1, **http: Any) -> World:
-        world = World(tmp_path / f"w{len(worlds)}", http, template=template, incarnation=incarnation)
+    def make(*, template: str | None = TEMPLATE, incarnation: int = 1, supervision: dict[str, Any] | None = None, **http: Any) -> World:
+        world = World(tmp_path / f"w{len(worlds)}", http, template=template, incarnation=incarnation, **(supervision or {}))
         worlds.append(world)
         return world
 

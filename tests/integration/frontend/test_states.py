@@ -14,9 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from llmd.wire.messages import Detokenizer404, Publish
+from llmd.wire.messages import AbortReq, BatchStrOutput, Detokenizer404, Publish, TextChunk
 
-from .conftest import World, picture, wait_for
+from .conftest import World, echo, picture, wait_for
 
 COMP: dict[str, Any] = {"model": "toy", "prompt": "hello", "max_tokens": 400}
 
@@ -136,68 +136,176 @@ def test_probes_cost_nothing_and_are_not_counted(world: World) -> None:
 # ---------------------------------------------------------------- loss of the engine or the detokenizer
 
 
-LOSSES: list[dict[str, Any]] = [
-    {"state": "recovering", "engine_up": False, "epoch": 2},
-    {"epoch": 2},
-    {"state": "recovering", "detokenizer_incarnation": 0},
-    {"detokenizer_incarnation": 2},
-]
+def counted(n: int) -> list[str]:
+    """A text whose every character tells its place."""
+    return [chr(ord("a") + i % 26) for i in range(n)]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_requests_in_flight_end_with_an_error_not_with_silence(world: World, loss: dict[str, Any]) -> None:
-    slow(world)
+def lose_engine(world: World, epoch: int) -> None:
+    """The engine dies in mid-stream and a new one comes; nothing the old one says counts any more."""
+    script, pace = world.engine.script, world.engine.pace
+    world.control.publish(state="recovering", engine_up=False, reason="scheduler-0 killed by SIGKILL")
+    wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
+    engine = world.new_engine(epoch)
+    engine.script, engine.pace = script, pace
+    world.control.publish(state="ready", engine_up=True, epoch=epoch, reason="")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_new_engine_goes_on_where_the_old_one_was(world: World, times: int) -> None:
+    world.engine.pace = 0.01
+    world.engine.script = lambda request: counted(150)
+    text = "".join(counted(150))
+    whole, stream, two = Background(world), Background(world, stream=True), Background(world, stream=True, n=2)
+    running(world, 4)
+    assert stream.begun.wait(5) and two.begun.wait(5)
+    for epoch in range(2, 2 + times):
+        lose_engine(world, epoch)
+        running(world, 4)
+    assert {r.epoch for r in world.engine.requests} == {1 + times}
+    assert all(r.resumed and r.sampling.max_new_tokens == COMP["max_tokens"] for r in world.engine.requests)
+    assert whole.result().json()["choices"][0]["text"] == text
+    assert whole.result().json()["usage"]["completion_tokens"] == 150
+    texts = dict.fromkeys((0, 1), "")
+    for event in two.events[:-1]:
+        for choice in json.loads(event)["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == {0: text, 1: text}
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == text
+    assert "error" not in stream.result().text
+    wait_for(lambda: world.control.counter("llmd_requests_recovered_total") == 3 * times, 5)
+    wait_for(lambda: world.outcomes() == {"stop": 3}, 2)
+    wait_for(lambda: len(world.engine.acks) == 4, 5)
+
+
+def test_late_words_of_a_lost_engine_reach_nobody(world: World) -> None:
+    world.engine.pace = 0.01
+    world.engine.script = lambda request: counted(60)
+    stream = Background(world, stream=True)
+    assert stream.begun.wait(5)
+    lose_engine(world, 2)
+    running(world, 1)
+    rid = world.engine.requests[0].rid
+    world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 0, "?" * 100, [63] * 100)]))
+    world.engine.say(AbortReq(rid=rid, epoch=1, code="internal_error"))
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == "".join(counted(60))
+    wait_for(lambda: world.control.counter('llmd_wire_stale_messages_total{channel="tokenizer"}') == 2, 5)
+
+
+def test_a_new_detokenizer_gets_all_output_again(world: World) -> None:
+    world.engine.pace = 0.01
+    world.engine.script = lambda request: counted(150)
     whole, stream = Background(world), Background(world, stream=True)
     running(world, 2)
     assert stream.begun.wait(5)
-    world.control.publish(**loss)
-    answer = whole.result()
-    assert answer.status_code == 503
-    assert error(answer)["code"] == "engine_unavailable"
-    assert answer.headers["retry-after"]
-    assert stream.result().status_code == 200
-    assert stream.events[-1] == "[DONE]"
-    assert json.loads(stream.events[-2])["error"]["code"] == "engine_unavailable"
-    assert set(json.loads(stream.events[0])["choices"][0]["text"]) == {"x"}
-    wait_for(lambda: world.outcomes() == {"error": 2}, 2)
-    if "epoch" not in loss:
-        wait_for(lambda: len(world.engine.aborts) == 2, 2)  # the engine lives: it need not compute what nobody waits for
+    world.control.publish(state="recovering", detokenizer_incarnation=0)
+    wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
+    world.control.publish(state="ready", detokenizer_incarnation=2)
+    wait_for(lambda: len(world.engine.resends) == 2, 5)
+    known = {r.request.rid: len(r.request.output_ids) for r in world.engine.resends}
+    assert set(known) == {r.rid for r in world.engine.requests} and min(known.values()) > 0
+    assert whole.result().json()["choices"][0]["text"] == "".join(counted(150))
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == "".join(counted(150))
+    assert world.engine.aborts == [] and len(world.engine.requests) == 2
 
 
-def test_while_the_engine_is_away_new_requests_are_told_so(world: World) -> None:
+def test_output_that_the_detokenizer_forgot_is_asked_for_again(world: World) -> None:
+    slow(world, 100)
+    stream = Background(world, stream=True)
+    assert stream.begun.wait(5)
+    world.engine.say(Detokenizer404(rid=world.engine.requests[0].rid, epoch=1))
+    wait_for(lambda: len(world.engine.resends) == 1, 5)
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == "x" * 100
+    world.engine.say(Detokenizer404(rid="nobody", epoch=1))
+    assert world.engine.wait_abort().rid == "nobody"
+
+
+def test_a_request_that_was_meant_for_the_frontend_before_is_sent_again(world: World) -> None:
+    world.engine.script = lambda request: None if request.resumed else AbortReq(rid=request.rid, epoch=1, code="engine_unavailable")
+    request = Background(world)
+    running(world, 2)
+    world.engine.say(AbortReq(rid=world.engine.requests[1].rid, epoch=1, code="queue_full", message="too many"))
+    assert error(request.result())["code"] == "queue_full"
+
+
+def test_other_weights_never_go_on_with_a_text_that_has_begun(world: World) -> None:
+    slow(world)
+    begun = Background(world, stream=True)
+    assert begun.begun.wait(5)
+    world.engine.script = lambda request: None
+    fresh = Background(world, max_tokens=5)
+    running(world, 2)
+    world.engine.script = echo
+    world.control.publish(state="reloading", engine_up=False, weights_version="toy@new")
+    engine = world.new_engine(2)
+    world.control.publish(state="ready", engine_up=True, epoch=2)
+    assert json.loads(begun.events[-2])["error"]["code"] == "reloaded"
+    assert fresh.result().json()["choices"][0]["text"] == "hello"
+    assert len(engine.requests) == 1
+
+
+# ---------------------------------------------------------------- holding
+
+
+def test_while_the_engine_is_away_new_requests_wait_for_it(world: World) -> None:
     world.control.publish(state="recovering", engine_up=False, reason="scheduler 0 died (SIGKILL)")
     wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 2)
     assert httpx.get(world.url + "/readyz").json()["reason"] == "scheduler 0 died (SIGKILL)"
     assert httpx.get(world.url + "/livez").status_code == 200
-    answer = comp(world)
-    assert (answer.status_code, error(answer)["code"]) == (503, "engine_unavailable")
-    assert answer.headers["retry-after"]
-
-
-def test_a_new_epoch_gets_its_requests_on_its_own_socket(world: World) -> None:
+    held = [Background(world, max_tokens=5, stream=stream) for stream in (True, False)]
+    wait_for(lambda: world.control.beats[-1].totals.gauges.get("llmd_requests_held") == 2, 5)
     world.new_engine(2)
     world.control.publish(state="recovering", engine_up=False, epoch=2)
     world.control.publish(state="ready", engine_up=True, epoch=2)
-    wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 200 and world.control.picture.epoch == 2, 2)
-    wait_for(lambda: comp(world, max_tokens=5).status_code == 200, 5)
-    assert {r.epoch for r in world.engine.requests} == {2}
+    assert [request.result().status_code for request in held] == [200, 200]
+    assert held[1].result().json()["choices"][0]["text"] == "hello"
+    assert not any(request.resumed for request in world.engine.requests)
+    wait_for(lambda: world.control.beats[-1].totals.gauges["llmd_requests_held"] == 0, 5)
 
 
-def test_a_scheduler_that_never_takes_a_request_is_an_error_too(world: World) -> None:
+def test_nobody_is_held_for_longer_than_the_hold_timeout(make_world: Callable[..., World]) -> None:
+    world = make_world(supervision={"hold_timeout": 0.3}).up()
+    world.control.publish(state="recovering", engine_up=False)
+    wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 2)
+    for stream in (True, False):
+        began = time.monotonic()
+        answer = comp(world, stream=stream)
+        assert time.monotonic() - began >= 0.3
+        assert (answer.status_code, error(answer)["code"]) == (503, "engine_unavailable")
+        assert answer.headers["retry-after"]
+    world.control.publish(state="failed")
+    assert error(comp(world))["code"] == "engine_unavailable"
+
+
+def test_nobody_waits_for_a_lost_engine_for_longer_than_the_recover_timeout(make_world: Callable[..., World]) -> None:
+    world = make_world(supervision={"recover_timeout": 0.3}).up()
+    slow(world)
+    whole, stream = Background(world), Background(world, stream=True)
+    running(world, 2)
+    assert stream.begun.wait(5)
+    world.control.publish(state="recovering", engine_up=False)
+    answer = whole.result()
+    assert (answer.status_code, error(answer)["code"]) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"]
+    assert json.loads(stream.events[-2])["error"]["code"] == "engine_unavailable" and stream.events[-1] == "[DONE]"
+    wait_for(lambda: world.outcomes() == {"error": 2}, 2)
+
+
+def test_a_client_that_leaves_while_it_is_held_is_forgotten(world: World) -> None:
+    world.control.publish(state="recovering", engine_up=False)
+    wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 2)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(world.url + "/v1/completions", json=COMP, timeout=0.5)
+    wait_for(lambda: world.outcomes() == {"client_disconnect": 1}, 5)
+    assert world.control.beats[-1].totals.gauges["llmd_frontend_inflight"] == 0
+
+
+def test_a_scheduler_that_never_takes_a_request_is_an_error_too(make_world: Callable[..., World]) -> None:
+    world = make_world(supervision={"recover_timeout": 0.3}).up()
     world.engine.stop()
     world.control.publish(epoch=3)
-    time.sleep(0.2)
     answer = comp(world)
     assert (answer.status_code, error(answer)["code"]) == (503, "engine_unavailable")
-
-
-def test_a_request_that_the_detokenizer_forgot(world: World) -> None:
-    slow(world)
-    stream = Background(world, stream=True)
-    assert stream.begun.wait(5)
-    world.engine.say(Detokenizer404(rid=world.engine.requests[0].rid, epoch=1))
-    assert json.loads(stream.events[-2])["error"]["code"] == "engine_unavailable"
-    assert world.engine.wait_abort().code == "engine_unavailable"
 
 
 # ---------------------------------------------------------------- drain and end
