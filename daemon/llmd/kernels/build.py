@@ -62,10 +62,13 @@ def build(target: Path, *, jobs: int = 2) -> None:
         commands = list(_commands(compiler, Path(scratch)))
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(_run, commands))
+        _check_unshared(sorted(Path(scratch).glob("*.avx*.o")))
         linked = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             objects = [command[-1] for command in commands]
-            _run([*compiler, "-shared", "-pthread", "-static-libgcc", "-Wl,-z,now", "-Wl,-s", *objects, "-o", str(linked)])
+            exports = Path(scratch, "exports.map")
+            exports.write_text("{ global: llmd_*; local: *; };\n")
+            _run([*compiler, "-shared", "-pthread", "-static-libgcc", f"-Wl,--version-script={exports}", "-Wl,-z,now", "-Wl,-s", *objects, "-o", str(linked)])
             linked.replace(target)
         finally:
             linked.unlink(missing_ok=True)
@@ -84,6 +87,16 @@ def _commands(compiler: list[str], scratch: Path) -> list[list[str]]:
         [*compiler, *flags, *ISA_FLAGS["scalar"], "-c", str(source), "-o", str(scratch / f"{source.stem}.o")] for source in sorted((HERE / "src").glob("*.cpp"))
     ]
     return isa + plain
+
+
+def _check_unshared(objects: list[Path]) -> None:
+    """Kernels hold no function that the linker may share (src/isa.h): the copy kept could be one that the CPU does not have the instructions for."""
+    if not shutil.which("nm"):
+        return
+    for path in objects:
+        names = subprocess.run(["nm", "-C", "--defined-only", str(path)], capture_output=True, text=True, check=False).stdout
+        if shared := [line.split(maxsplit=2)[2] for line in names.splitlines() if line.split(maxsplit=2)[1] in "WVu"]:
+            raise BuildError(f"{path.stem} holds functions that may be shared between instruction sets: {', '.join(shared)}")
 
 
 def _run(command: list[str]) -> None:
