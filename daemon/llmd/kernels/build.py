@@ -1,4 +1,4 @@
-"""Compiles the native kernels into one shared library, `libllmd_kernels.so` beside this file. Standard library only: `setup.py` runs it before llmd is installed.
+"""Compiles the native kernels into one shared library, `libllmd_kernels.so` beside this file. Standard library only: `setup.py` runs it on its own.
 
 `src/*.cpp` is compiled once; `src/isa/*.cpp`, the kernels themselves, once per instruction set (src/isa.h). `python -m llmd.kernels.build` builds in place.
 """
