@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.engine_view import EngineView
+from llmd.frontend.stream import Streams
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.totals import Meter
 from llmd.plan.spec import Boot
@@ -26,3 +27,4 @@ class Runtime(EngineSide):
     """The same for one that serves HTTP."""
 
     access_log: AccessLog
+    streams: Streams = field(default_factory=Streams)

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmd.errors import RequestError
-from llmd.frontend.exchange import TRANSPORT
+from llmd.frontend.exchange import PIPE, TRANSPORT
 from llmd.frontend.replies import error_body
 
 #: Bytes of one request's headers at most; the parser itself has no limit.
@@ -27,6 +27,30 @@ SEND_BUFFER = 128 * 1024
 HALF_CLOSED_S = 0.5
 #: Key in the ASGI scope of the response cycle of an HTTP/1.0 request, whose client knows no chunks.
 _UNCHUNKED: Final = "llmd.unchunked"
+
+
+class BodyPipe:
+    """The way of a begun response's body to its client past ASGI: a message through all layers costs more than a token."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+
+    @property
+    def paused(self) -> bool:
+        """The client does not read, and what the transport buffers for it is enough."""
+        return bool(self._cycle.flow.write_paused)
+
+    async def drain(self) -> None:
+        """Until it reads, or is gone."""
+        await self._cycle.flow.drain()
+
+    def write(self, data: bytes) -> None:
+        """One piece of the body, not empty."""
+        cycle = self._cycle
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -54,8 +78,14 @@ class HttpProtocol(HttpToolsProtocol):
         """The client sends no more: closed at once, unless an answer to a whole request is due."""
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             return None
-        self._half_closed = self.loop.call_later(HALF_CLOSED_S, self.timeout_keep_alive_handler)
+        self._half_closed = self.loop.call_later(HALF_CLOSED_S, super().timeout_keep_alive_handler)
         return True
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing more will happen here. What the client has not read of the last answer it is not going to read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
 
     def _expect_headers(self) -> None:
         """A connection that does not send the headers of a request in time is closed."""
@@ -64,6 +94,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._header_timer.cancel()
         super().on_headers_complete()
+        self.scope[PIPE] = BodyPipe(self.cycle)  # type: ignore[typeddict-unknown-key]
         if self.scope["http_version"] in ("1.0", "0.9"):
             self.scope[_UNCHUNKED] = self.cycle  # type: ignore[typeddict-unknown-key]
 

@@ -136,25 +136,54 @@ def test_a_silent_stream_is_pinged(make_world: Callable[..., World]) -> None:
     world.engine.wait_abort()
 
 
-def test_a_client_that_stops_reading_is_cut_and_memory_stays(make_world: Callable[..., World]) -> None:
-    world = make_world(stream_write_timeout=1.0).up()
-    piece = "y" * 16000
-    world.engine.script = lambda request: [piece] * 400 if request.input_ids[0] == ord("s") else ["x"] * 100
-    world.engine.pace = 0.005
-    before = psutil.Process(world.process.pid).memory_info().rss
-    data = json.dumps({"model": "toy", "prompt": "slow", "max_tokens": 400, "stream": True}).encode()
+def unread(world: World, **fields: Any) -> socket.socket:
+    """A stream whose client does not read."""
+    data = json.dumps({"model": "toy", "prompt": "slow", "max_tokens": 400, "stream": True, **fields}).encode()
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.connect(("127.0.0.1", int(world.url.rsplit(":", 1)[1])))
     raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
     wait_for(lambda: bool(world.engine.requests), 5)
+    return raw
+
+
+def test_a_client_that_stops_reading_is_cut(make_world: Callable[..., World]) -> None:
+    world = make_world(stream_write_timeout=1.0).up()
+    world.engine.script = lambda request: ["y" * 2000] * 400 if request.input_ids[0] == ord("s") else ["x"] * 100
+    world.engine.pace = 0.002
+    raw = unread(world)
     answer = httpx.post(world.url + "/v1/completions", json={"model": "toy", "prompt": "fast", "max_tokens": 100})
     assert answer.json()["choices"][0]["text"] == "x" * 100
     wait_for(lambda: world.outcomes().get("slow_client") == 1, 8)
-    assert world.control.beats[-1].totals.gauges["llmd_frontend_inflight"] == 0
-    assert psutil.Process(world.process.pid).memory_info().rss - before < 50 * 2**20
+    wait_for(lambda: world.control.beats[-1].totals.gauges["llmd_frontend_inflight"] == 0, 3)
     raw.close()
     assert "Exception" not in world.stderr
+
+
+def test_what_piles_up_for_a_client_that_does_not_read_is_bounded(make_world: Callable[..., World]) -> None:
+    world = make_world(stream_write_timeout=3600.0).up()
+    world.engine.script = lambda request: ["y" * 16000] * 4000
+    world.engine.pace = 0.002
+    before = psutil.Process(world.process.pid).memory_info().rss
+    raw = unread(world)
+    wait_for(lambda: world.outcomes().get("slow_client") == 1, 20)
+    assert psutil.Process(world.process.pid).memory_info().rss - before < 20 * 2**20
+    assert world.engine.wait_abort().code == "slow_client"
+    raw.close()
+
+
+def test_a_client_that_reads_again_gets_all_it_missed(make_world: Callable[..., World]) -> None:
+    world = make_world().up()
+    world.engine.script = lambda request: [f"{i:04d}" for i in range(400)]
+    raw = unread(world, logprobs=1, max_tokens=401)
+    wait_for(lambda: not world.engine._running, 10)
+    events = [json.loads(line[6:]) for line in until(raw, b"[DONE]").decode().splitlines() if line.startswith("data: {")]
+    choices = [event["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == "".join(f"{i:04d}" for i in range(400))
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices) == 400
+    assert len(choices) < 400, "what waited was merged"
+    raw.close()
 
 
 def test_one_connection_serves_again_after_a_pause(world: World) -> None:
