@@ -1,0 +1,211 @@
+"""Chaos: processes are killed and stopped at random under load, and no client notices more than a pause.
+
+What each request has to say is asked of the undisturbed daemon first: greedy and seeded, streamed and whole, several choices, stop strings,
+logprobs. Then every answer has to be that, character by character, whatever dies meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.daemon import SLOW, Daemon, wait_for
+from tests.models import random_llama
+
+CLIENTS = 32
+CONFIG = {
+    "supervision": {"hang_timeout": "3s", "helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000, "backoff": ["0s", "0s", "0s"]}},
+    "memory": {"max_running_requests": 40},
+}
+ROLES = ("scheduler", "detokenizer", "control")
+#: A request may take so long, pauses included; beyond, it hangs.
+PATIENCE = 120 * SLOW
+
+
+@dataclass
+class Fault:
+    """One process killed or stopped, and the longest time in which no token came afterwards."""
+
+    role: str
+    signum: signal.Signals
+    at: float
+    pause: float = 0.0
+
+
+@dataclass
+class Observed:
+    """What the clients saw."""
+
+    answers: int = 0
+    wrong: list[str] = field(default_factory=list)
+    tokens_at: list[float] = field(default_factory=list)
+
+
+def requests_of(model_says: Any) -> list[dict[str, Any]]:
+    """Bodies of requests; `model_says(body)` gives texts, from which stop strings are taken."""
+    base = {"max_tokens": 120, "ignore_eos": True, "temperature": 0}
+    bodies = [{**base, "prompt": f"{n}: The answer to the question {n * 7919} is"} for n in range(4)]
+    bodies += [{**base, "prompt": f"seeded {n}", "temperature": 0.9, "seed": n, "top_p": 0.95, "max_tokens": 90} for n in range(3)]
+    bodies += [{**base, "prompt": "two of them", "temperature": 1.0, "seed": 77, "n": 2}]
+    bodies += [{**base, "prompt": "repeats itself", "frequency_penalty": 0.5, "presence_penalty": 0.3}]
+    bodies += [{**base, "prompt": "with numbers", "logprobs": 2, "max_tokens": 60}]
+    bodies += [{**base, "prompt": "and an echo", "logprobs": 0, "echo": True, "max_tokens": 60}]
+    for prompt in ("stops here", "stops there"):
+        body = {**base, "prompt": prompt}
+        text = model_says(body)[0]
+        bodies.append({**body, "stop": [text[len(text) // 2 : len(text) // 2 + 3]]})
+    return bodies
+
+
+def read_whole(answer: dict[str, Any]) -> list[Any]:
+    return [(c["text"], c["finish_reason"], tokens_of(c["logprobs"])) for c in answer["choices"]]
+
+
+def tokens_of(logprobs: dict[str, Any] | None) -> tuple[list[str], list[float | None]] | None:
+    """Tokens and their numbers; where in the text a token stands is left out, for it follows."""
+    return None if logprobs is None else (logprobs["tokens"], [None if v is None else round(v, 4) for v in logprobs["token_logprobs"]])
+
+
+async def ask(client: httpx.AsyncClient, body: dict[str, Any], stream: bool, tokens_at: list[float]) -> list[Any]:
+    """The choices of one request, or an AssertionError."""
+    if not stream:
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return read_whole(answer.json())
+    choices: dict[int, Any] = {n: ["", None, None] for n in range(body.get("n", 1))}
+    done = False
+    async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                tokens_at.append(time.monotonic())
+                for choice in event["choices"]:
+                    mine = choices[choice["index"]]
+                    mine[0] += choice["text"]
+                    mine[1] = choice["finish_reason"] or mine[1]
+                    if choice["logprobs"] is not None:
+                        names, values = tokens_of(choice["logprobs"]) or ([], [])
+                        mine[2] = (mine[2][0] + names, mine[2][1] + values) if mine[2] else (names, values)
+    assert done, "a stream ended without [DONE]"
+    return [tuple(choice) for choice in choices.values()]
+
+
+async def client_loop(number: int, daemon: Daemon, bodies: list[dict[str, Any]], oracle: list[list[Any]], until: float, seen: Observed) -> None:
+    dice = random.Random(number)
+    async with httpx.AsyncClient(base_url=daemon.url, timeout=PATIENCE) as client:
+        while time.monotonic() < until:
+            choice, stream = dice.randrange(len(bodies)), dice.random() < 0.6
+            what = f"request {choice} ({'streamed' if stream else 'whole'})"
+            try:
+                answer = await ask(client, bodies[choice], stream, seen.tokens_at)
+            except (httpx.HTTPError, AssertionError) as error:
+                seen.wrong.append(f"{what}: {type(error).__name__}: {error}")
+                continue
+            seen.answers += 1
+            if answer != oracle[choice]:
+                seen.wrong.append(f"{what}: {answer!r} is not {oracle[choice]!r}")
+
+
+async def inject(daemon: Daemon, until: float, every: tuple[float, float], dice: random.Random) -> list[Fault]:
+    faults: list[Fault] = []
+    kinds = [(role, signum) for role in ROLES for signum in (signal.SIGKILL, signal.SIGSTOP)]
+    queue: list[tuple[str, signal.Signals]] = []
+    while time.monotonic() + every[1] < until:
+        await asyncio.sleep(dice.uniform(*every))
+        queue = queue or dice.sample(kinds, len(kinds))
+        role, signum = queue.pop()
+        child = await asyncio.to_thread(daemon.child, role)
+        if child is None:
+            continue  # it is being replaced
+        os.kill(child.pid, signum)
+        faults.append(Fault(role, signum, time.monotonic()))
+    return faults
+
+
+async def run(daemon: Daemon, seconds: float, every: tuple[float, float], seed: int) -> tuple[Observed, list[Fault]]:
+    async with httpx.AsyncClient(base_url=daemon.url, timeout=PATIENCE) as client:
+        texts: dict[str, list[str]] = {}
+        for prompt in ("stops here", "stops there"):
+            body = {"max_tokens": 120, "ignore_eos": True, "temperature": 0, "prompt": prompt}
+            texts[prompt] = [choice[0] for choice in await ask(client, body, False, [])]
+        bodies = requests_of(lambda body: texts[body["prompt"]])
+        oracle = [await ask(client, body, False, []) for body in bodies]
+        assert oracle == [await ask(client, body, True, []) for body in bodies], "streamed and whole are the same"
+    seen, until = Observed(), time.monotonic() + seconds
+    clients = [client_loop(n, daemon, bodies, oracle, until, seen) for n in range(CLIENTS)]
+    faults, *_ = await asyncio.gather(inject(daemon, until, every, random.Random(seed)), *clients)
+    return seen, faults
+
+
+def measure_pauses(seen: Observed, faults: list[Fault]) -> None:
+    """The longest silence that begins between a fault and the next one."""
+    ends = [fault.at for fault in faults[1:]] + [float("inf")]
+    gaps = list(zip(seen.tokens_at, seen.tokens_at[1:], strict=False))
+    for fault, end in zip(faults, ends, strict=True):
+        fault.pause = max((later - max(earlier, fault.at) for earlier, later in gaps if later > fault.at and earlier < end), default=0.0)
+
+
+def print_table(seen: Observed, faults: list[Fault], recovered: float) -> None:
+    kinds = Counter((fault.role, fault.signum.name) for fault in faults)
+    print(f"\nrequests {seen.answers + len(seen.wrong)}, recovered {recovered:.0f}, lost or wrong {len(seen.wrong)}")
+    for (role, name), count in sorted(kinds.items()):
+        pauses = sorted(fault.pause for fault in faults if (fault.role, fault.signum.name) == (role, name))
+        print(f"{role:12} {name:8} x{count:<3} pause p50 {statistics.median(pauses):6.2f} s  max {pauses[-1]:6.2f} s")
+
+
+def descriptors(daemon: Daemon) -> dict[str, int]:
+    processes = {"supervisor": psutil.Process(daemon.process.pid if daemon.process else 0), "frontend": psutil.Process(daemon.pid("frontend"))}
+    return {name: process.num_fds() for name, process in processes.items()}
+
+
+def memory(daemon: Daemon) -> dict[str, int]:
+    processes = {"supervisor": psutil.Process(daemon.process.pid if daemon.process else 0), "frontend": psutil.Process(daemon.pid("frontend"))}
+    return {name: process.memory_info().rss for name, process in processes.items()}
+
+
+def chaos(directory: Path, model: str, seconds: float, every: tuple[float, float], seed: int) -> None:
+    with Daemon(directory, config={**CONFIG, "model": {"path": model, "dtype": "float32"}}).start() as daemon:
+        settled = len(daemon.children())
+        before = descriptors(daemon)
+        rss = memory(daemon)
+        seen, faults = asyncio.run(run(daemon, seconds * SLOW, every, seed))
+        measure_pauses(seen, faults)
+        daemon.wait_ready(60)
+        recovered = daemon.metric("llmd_requests_recovered_total")
+        print_table(seen, faults, recovered)
+        assert not seen.wrong, "\n".join(seen.wrong[:5])
+        assert len(faults) >= 3 and recovered > 0, "there was chaos"
+        wait_for("all requests are over", lambda: daemon.requests() == (0, 0) and daemon.metric("llmd_frontend_inflight") == 0, 30)
+        wait_for("no page is active", lambda: daemon.status()["kv"]["pages_active"] == 0, 15)
+        assert daemon.metric("llmd_kv_accounting_errors_total") == 0
+        wait_for("the processes of the plan, and no other", lambda: len(daemon.children()) == settled, 15)
+        wait_for("clients' connections are closed", lambda: all(now <= before[name] + 8 for name, now in descriptors(daemon).items()), 15)
+        assert all(now < rss[name] + 64 * 2**20 for name, now in memory(daemon).items())
+        assert daemon.stop() == 0
+
+
+def test_half_a_minute_of_chaos(tmp_path: Path) -> None:
+    chaos(tmp_path, str(random_llama(tmp_path / "model")), 30, (1.5, 4.0), seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_three_minutes_of_chaos(tmp_path: Path) -> None:
+    chaos(tmp_path, str(random_llama(tmp_path / "model")), 180, (5.0, 10.0), seed=int(os.environ.get("LLMD_TEST_SEED", "2")))
