@@ -66,6 +66,8 @@ class ControlApp:
         """Everything, until stopped."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
         core = self.core
+        if level := core.remembered.log_levels.get("control-0"):
+            logging.getLogger().setLevel(level.upper())
         core.channel.bind(core.boot.ports.control)
         self._admin.bind()
         loops = [core.channel.run(), self._beats(), self._reports(), self._admin.run()]

@@ -1,4 +1,7 @@
-"""STATE/audit.jsonl: one line for each administrative change, refused ones included. Never a secret, never a prompt."""
+"""STATE/audit.jsonl: one line for each administrative change, refused ones included. Never a secret, never a prompt.
+
+Bounded: a full file becomes audit.jsonl.1, the oldest of which goes. Line numbers do not exist: what is read is read by time.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,13 @@ log = logging.getLogger(__name__)
 
 #: Lines that are kept for a disk that is full.
 MAX_KEPT = 1000
+
+#: Bytes of one file, and older files beside it.
+MAX_BYTES = 8 * 2**20
+OLDER = 4
+
+#: Bytes that a reader looks at, from the end.
+READ_BYTES = 2**20
 
 
 def line(peer: Peer, verb: str, params: dict[str, Any], reason: str, result: str, code: str | None, operation_id: str | None) -> bytes:
@@ -47,8 +57,9 @@ def line(peer: Peer, verb: str, params: dict[str, Any], reason: str, result: str
 class AuditFile:
     """Appends lines, each in one write, so that they never mix. What cannot be written is in the log, and is tried again with the next line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
+        self._max_bytes = max_bytes
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
         self._lock = threading.Lock()
 
@@ -79,5 +90,45 @@ class AuditFile:
                     os.ftruncate(descriptor, size)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._kept.popleft()
+            full = os.fstat(descriptor).st_size >= self._max_bytes
         finally:
             os.close(descriptor)
+        if full:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        for number in range(OLDER - 1, 0, -1):
+            older = Path(f"{self._path}.{number}")
+            if older.exists():
+                older.replace(f"{self._path}.{number + 1}")
+        self._path.replace(f"{self._path}.1")
+
+    def newest(self, count: int) -> list[dict[str, Any]]:
+        """The last `count` lines at most, newest first; those that wait for the disk too. Blocking; damaged lines are left out."""
+        with self._lock:
+            waiting = list(self._kept)
+        found: list[dict[str, Any]] = []
+        for path in (None, self._path, Path(f"{self._path}.1")):
+            data = _tail(path) if path is not None else b"".join(waiting)
+            found += [entry for text in reversed(data.splitlines()) if (entry := _entry(text)) is not None]
+            if len(found) >= count:
+                break
+        return found[:count]
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            start = max(0, stream.seek(0, os.SEEK_END) - READ_BYTES)
+            stream.seek(start)
+            data = stream.read(READ_BYTES)
+    except OSError:
+        return b""
+    return data.partition(b"\n")[2] if start else data
+
+
+def _entry(text: bytes) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from llmd.control.channel import Channel
+from llmd.control.events import Events, Severity
 from llmd.control.ledger import Ledger
 from llmd.control.machine import BEFORE_READY, RESUMABLE, Change, Machine, State
-from llmd.control.snapshot import ProcessView, Snapshot
+from llmd.control.snapshot import WANTED_EXITS, ProcessView, Snapshot
 from llmd.control.state_file import ControlState
 from llmd.control.supervisor_client import SupervisorClient
 from llmd.control.table import Worker, WorkerTable, is_dead
@@ -45,6 +46,7 @@ class Core:
         initial = self.remembered.state if self.resumed and self.remembered.state in RESUMABLE else "recovering" if self.resumed else "starting"
         self.machine = Machine(self._changed_state, initial)
         self.ledger = Ledger(self.remembered.ledger)
+        self.events = Events(self.remembered.events)
         self.table = WorkerTable(self._worker_gone)
         self.channel = Channel(
             self.table,
@@ -60,6 +62,8 @@ class Core:
         self.degraded: tuple[str, ...] = ()
         self.stalled = False
         self.model_info: dict[str, Any] = {}
+        self.load_s: float | None = None
+        """How long the engine's last start took, from its first word; None: this control has seen none."""
         self.metrics_text = ""
         self.changed = asyncio.Event()
         """Something that others should know at once."""
@@ -166,19 +170,36 @@ class Core:
         if before is None or not before.pid or view.pid == before.pid:
             return
         # The supervisor has logged it as an error where it is one, and does so while control is away too.
-        log.debug("%s (pid %d) %s", view.name, before.pid, view.last_exit.text if view.last_exit else "is gone")
+        ended = view.last_exit
+        how = ended.text if ended else "is gone"
+        log.debug("%s (pid %d) %s", view.name, before.pid, how)
+        wanted = self.stopping or (ended is not None and ended.reason in WANTED_EXITS)
+        facts = {"status": ended.status, "reason": ended.reason} if ended else {}
+        self.events.emit("process", f"{view.name} (pid {before.pid}) {how}", severity="info" if wanted else "error", process=view.name, pid=before.pid, **facts)
 
     def _message(self, worker: Worker, message: Message) -> None:
         match message:
             case Ready():
                 if worker.role == "scheduler" and worker.rank == 0:
                     self.model_info = message.info
+                    if not any(w is worker for w in self.newly_ready) and worker.since and self.settled:
+                        self.load_s = time.monotonic() - worker.since
                 self.newly_ready.append(worker)
+                self._greet(worker)
                 self._note_return(worker)
                 self.changed.set()
             case _:
                 if worker.beat_at == 0.0:
                     self.changed.set()
+
+    def _greet(self, worker: Worker) -> None:
+        """Tell a process that has come up what was set by hand since its configuration was written."""
+        level = self.remembered.log_levels.get(worker.name)
+        if level is not None:
+            self.spawn(self._say(worker, "log_level", {"level": level}), "log level")
+
+    async def _say(self, worker: Worker, verb: str, params: dict[str, Any]) -> None:
+        await self.channel.command([worker], verb, params, within=5.0)
 
     def _note_return(self, worker: Worker) -> None:
         """Say once that a process that had ended is there again."""
@@ -191,6 +212,7 @@ class Core:
         ended = view.last_exit if view is not None and view.pid == worker.pid else None
         after = f", after {ended.age_s + time.monotonic() - self.snapshot_at:.1f} s" if ended is not None else ""
         log.info("%s is back (pid %d%s)", worker.name, worker.pid, after)
+        self.events.emit("process", f"{worker.name} is back (pid {worker.pid}{after})", process=worker.name, pid=worker.pid, incarnation=worker.incarnation)
 
     def _worker_gone(self, worker: Worker) -> None:
         self.channel.forget(worker)
@@ -204,6 +226,17 @@ class Core:
 
     def _changed_state(self, change: Change) -> None:
         log.info("%s -> %s%s", change.source, change.target, f": {change.reason}" if change.reason else "", extra={"epoch": self.epoch})
+        bad: Severity = "error" if change.target == "failed" else "warning" if change.target == "recovering" else "info"
+        why = f": {change.reason}" if change.reason else ""
+        self.events.emit(
+            "state",
+            f"{change.source} -> {change.target}{why}",
+            severity=bad,
+            source=change.source,
+            target=change.target,
+            reason=change.reason,
+            epoch=self.epoch,
+        )
         self.remembered.state = change.target
         self.remembered.ready_once = self.remembered.ready_once or change.target == "ready"
         self.changed.set()
@@ -233,6 +266,7 @@ class Core:
     def encode_state(self) -> bytes:
         """What goes into control.state."""
         remembered = self.remembered
+        remembered.events = self.events.saved()
         remembered.files, remembered.model_path = self.boot.files, self.boot.args.model.path
         return msgspec.msgpack.encode(remembered)
 

@@ -13,14 +13,15 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from llmd.control import audit, drain, reload, verbs
+from llmd.control import audit, drain, plans, reload, verbs
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
+from llmd.control.events import Severity
+from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, remembered, replay
 from llmd.control.params import convert
 from llmd.control.peer import Peer
 from llmd.control.supervisor_client import OutcomeUnknown, SupervisorAway
@@ -28,16 +29,18 @@ from llmd.errors import RequestError
 
 log = logging.getLogger("llmd.control")
 
-OperationState = Literal["pending", "running", "succeeded", "partial", "failed", "rolled_back"]
-
-#: Operations that are remembered for GET /v1/operations.
+#: Operations that are remembered for GET /v1/operations, and those of them that survive control.
 KEPT = 200
+SAVED = 30
 
 #: Seconds that a verb waits for a control that has just been replaced to know how things are.
 SETTLED_WITHIN = 5.0
 
-#: Verbs that replace the engine; each excludes all others but `stop`.
-ENGINE_VERBS = frozenset({"reload", "restart"})
+#: Verbs that replace the engine, or may; each excludes all others but those that are unhindered.
+ENGINE_VERBS = frozenset({"reload", "restart", "config/reload"})
+
+#: Verbs that wait for nobody: what others wait for may be just what these end.
+UNHINDERED = frozenset({"stop", "abort", "log-level"})
 
 #: Verbs that may do nothing but wait for their caller: they end when it hangs up.
 WAITING_VERBS = frozenset({"flush", "drain"})
@@ -47,44 +50,22 @@ RETRY_AUDIT = 5.0
 END_AGAIN = 1.0
 
 
-class Operation(Struct, kw_only=True):
-    """One administrative change. Times are Unix seconds."""
-
-    id: str
-    verb: str
-    params: dict[str, Any]
-    reason: str
-    state: OperationState = "pending"
-    started_at: float = 0.0
-    finished_at: float | None = None
-    results: list[RankReply] = []
-    """One a rank."""
-    message: str = ""
-    code: str | None = None
-    data: dict[str, Any] = {}
-
-
-class OperationFailed(RequestError):
-    """The operation was refused or failed; carries its record, if it got that far."""
-
-    def __init__(self, cause: RequestError, operation: Operation | None) -> None:
-        super().__init__(cause.message, code=cause.code, param=cause.param, status=cause.status)
-        self.hint = cause.hint
-        self.operation = operation
-
-
 class Operations:
     """See the module. `save` returns when what is remembered is on disk."""
 
     def __init__(self, core: Core, save: Callable[[], Awaitable[None]]) -> None:
         self._core = core
         self._save = save
-        self._kept: deque[Operation] = deque(maxlen=KEPT)
+        self._kept: deque[Operation] = deque(remembered(core.remembered.operations), maxlen=KEPT)
         self._running: list[Operation] = []
         self._waiting: dict[str, asyncio.Task[Any]] = {}
         self._ended: dict[asyncio.Task[Any], str] = {}
-        self._audit = audit.AuditFile(Path(core.boot.state_dir) / "audit.jsonl")
+        self._by_key: dict[str, asyncio.Future[None]] = {}
+        self.audit = audit.AuditFile(Path(core.boot.state_dir) / "audit.jsonl")
         self._paying = False
+        self._left = core.remembered.operation
+        """What a control before this one was doing; None too once that is seen to."""
+        self._settled = not core.resumed
 
     def newest_first(self) -> list[Operation]:
         """Newest first."""
@@ -93,21 +74,48 @@ class Operations:
     def get(self, number: str) -> Operation | None:
         return next((o for o in self._kept if o.id == number), None)
 
-    async def run(self, verb: str, raw: dict[str, Any], peer: Peer, reason: str = "") -> Operation:
-        """Run a verb to its end. Raises OperationFailed; whatever happens, there is one audit line."""
+    async def plan(self, verb: str, raw: dict[str, Any]) -> dict[str, Any]:
+        """What `run` would do now. Changes nothing. Raises RequestError where it would be refused."""
+        await self._core.until(lambda: self._settled, time.monotonic() + SETTLED_WITHIN)
+        params = self._params(verb, raw)
+        self._conflicts(verb)
+        made = await plans.PLAN[verb](self._core, params)
+        return made.shown()
+
+    async def run(
+        self, verb: str, raw: dict[str, Any], peer: Peer, reason: str = "", key: str | None = None, begun: asyncio.Future[Operation] | None = None
+    ) -> Operation:
+        """Run a verb to its end. Raises OperationFailed; whatever happens, there is one audit line. `begun` gets the record once there is one.
+
+        With a `key` that was used before, nothing is run: the answer is that operation's, for which this waits if it goes on."""
+        if key is None:
+            return await self._run(verb, raw, peer, reason, None, begun)
+        while (running := self._by_key.get(key)) is not None:
+            await asyncio.wait([running])
+        earlier = next((o for o in reversed(self._kept) if o.key == key), None)
+        if earlier is not None:
+            return replay(earlier, verb, raw)
+        over = self._by_key[key] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._run(verb, raw, peer, reason, key, begun)
+        finally:
+            del self._by_key[key]
+            over.set_result(None)
+
+    async def _run(self, verb: str, raw: dict[str, Any], peer: Peer, reason: str, key: str | None, begun: asyncio.Future[Operation] | None) -> Operation:
         task = asyncio.current_task()
         assert task is not None, "this is a coroutine"
         operation: Operation | None = None
-        await self._core.until(lambda: self._core.settled, time.monotonic() + SETTLED_WITHIN)
+        await self._core.until(lambda: self._settled, time.monotonic() + SETTLED_WITHIN)
         try:
-            kind = verbs.VERBS.get(verb)
-            if kind is None:
-                raise RequestError(f"there is no verb {verb[:64]!r}; there are {', '.join(verbs.VERBS)}", param="verb")
-            params = convert(raw, kind)
-            self._refuse_conflicts(verb)
-            operation = Operation(id=f"op-{secrets.token_hex(6)}", verb=verb, params=raw, reason=reason, started_at=time.time())
+            params = self._params(verb, raw)
+            for flush in self._conflicts(verb):  # a new engine has nothing to forget
+                self.end(flush, f"a {verb} replaces the engine, and all that a flush would have it forget")
+            operation = Operation(id=f"op-{secrets.token_hex(6)}", verb=verb, params=raw, reason=reason, started_at=time.time(), by=peer, key=key)
             if isinstance(params, verbs.FlushParams) and params.timeout_s:
                 self._waiting[operation.id] = task
+            if begun is not None:
+                begun.set_result(operation)
             await self._execute(operation, params)
         except RequestError as error:
             await self._audited(peer, verb, raw, reason, operation, error)
@@ -115,7 +123,7 @@ class Operations:
         except asyncio.CancelledError:
             why = self._ended.pop(task, "")
             ended = RequestError(why or "control ends", code="aborted")
-            self._audit.append(self._line(peer, verb, raw, reason, operation, ended))
+            self.audit.append(self._line(peer, verb, raw, reason, operation, ended))
             if not why:
                 raise
             raise OperationFailed(ended, operation) from None
@@ -139,39 +147,48 @@ class Operations:
         asyncio.get_running_loop().call_later(END_AGAIN, lambda: self._ended.get(task) and task.cancel())
 
     async def take_up(self) -> None:
-        """Finish the reload that a control before this one had begun."""
-        remembered = self._core.remembered
-        old, record = remembered.previous_boot, remembered.operation
-        if old is None:
-            if record is not None and record.get("verb") == "reload" and self._core.machine.state != "draining":
+        """Finish the reload that a control before this one had begun. Called once, when the picture is whole."""
+        remembered, record, self._left = self._core.remembered, self._left, None
+        self._settled = True  # from here on without a pause until that reload, if there is one, counts as running
+        if remembered.previous_boot is None:
+            if record is not None and record.get("verb") in ENGINE_VERBS and self._core.machine.state != "draining":
                 await drain.resume(self._core)  # it may have been draining
-            remembered.operation = None
+            if not self._running:
+                remembered.operation = None
             return
         operation = msgspec.convert(record or {"id": "op-unknown", "verb": "reload", "params": {}, "reason": ""}, Operation)
-        log.warning("taking up the reload that the control before this one had begun", extra={"operation_id": operation.id})
+        self._kept = deque((o for o in self._kept if o.id != operation.id), maxlen=KEPT)
+        log.warning("taking up the %s that the control before this one had begun", operation.verb, extra={"operation_id": operation.id})
         try:
             await self._execute(operation, None)
         except RequestError as error:
-            log.error("reload: %s", error.message, extra={"operation_id": operation.id})
+            log.error("%s: %s", operation.verb, error.message, extra={"operation_id": operation.id})
 
     # ------------------------------------------------------------ within
 
-    def _refuse_conflicts(self, verb: str) -> None:
-        if verb in ("stop", "abort"):  # what others wait for may be just what these end
-            return
+    @staticmethod
+    def _params(verb: str, raw: dict[str, Any]) -> Any:
+        kind = verbs.VERBS.get(verb)
+        if kind is None:
+            raise RequestError(f"there is no verb {verb[:64]!r}; there are {', '.join(verbs.VERBS)}", param="verb")
+        return convert(raw, kind)
+
+    def _conflicts(self, verb: str) -> list[asyncio.Task[Any]]:
+        """Raises Conflict. Returns the waiting flushes that this verb ends."""
+        if verb in UNHINDERED:
+            return []
         flushes = []
         for other in self._running:
             if other.verb in ENGINE_VERBS:
                 code = "reload_in_progress" if other.verb == "reload" else "busy"
-                raise RequestError(f"operation {other.id} ({other.verb}) runs; try again when it is done", code=code)
+                raise Conflict(f"operation {other.id} ({other.verb}) runs; try again when it is done", code, other)
             if other.verb == verb == "flush":
-                raise RequestError(f"operation {other.id} flushes already", code="flush_in_progress")
+                raise Conflict(f"operation {other.id} flushes already", "flush_in_progress", other)
             if verb in ENGINE_VERBS and other.verb == "flush":
                 if other.id not in self._waiting:
-                    raise RequestError(f"operation {other.id} ({other.verb}) runs; try again when it is done", code="busy")
+                    raise Conflict(f"operation {other.id} ({other.verb}) runs; try again when it is done", "busy", other)
                 flushes.append(self._waiting[other.id])
-        for waiting in flushes:  # a new engine has nothing to forget
-            self.end(waiting, f"a {verb} replaces the engine, and all that a flush would have it forget")
+        return flushes
 
     async def _execute(self, operation: Operation, params: Any) -> None:
         """Run it, keep its record. Raises RequestError."""
@@ -180,6 +197,7 @@ class Operations:
         operation.state = "running"
         self._remember()
         log.info("%s begins", operation.verb, extra={"operation_id": operation.id})
+        self._tell(operation, f"{operation.verb} begins")
         try:
             await self._dispatch(operation, params)
             operation.state = "succeeded"
@@ -208,16 +226,27 @@ class Operations:
             self._remember()
             self._core.ledger.inc("llmd_operations_total", verb=operation.verb, result=operation.state)
             log.info("%s: %s", operation.verb, operation.state, extra={"operation_id": operation.id})
+            self._tell(operation, f"{operation.verb}: {operation.state}{f': {operation.message}' if operation.message else ''}")
             self._core.changed.set()
 
     async def _dispatch(self, operation: Operation, params: Any) -> None:
         def keep(replies: list[RankReply]) -> None:
             operation.results = replies
 
+        made = await plans.PLAN[operation.verb](self._core, params) if params is not None else None
+        if made is not None:
+            operation.plan = made.shown()
         if operation.verb == "reload":
-            operation.data = await reload.run(self._core, params, keep, self._save)
+            operation.data = await reload.run(self._core, params, made, keep, self._save)
         else:
             operation.data = await verbs.RUN[operation.verb](self._core, params, keep)
+
+    def _tell(self, operation: Operation, what: str) -> None:
+        severity: Severity = "error" if operation.over and operation.state != "succeeded" else "info"
+        by = operation.by.loginuid if operation.by.loginuid is not None else operation.by.uid
+        self._core.events.emit(
+            "operation", what, severity=severity, operation_id=operation.id, verb=operation.verb, state=operation.state, uid=by, reason=operation.reason
+        )
 
     @staticmethod
     def _failed(operation: Operation, state: OperationState, message: str, code: str | None = None) -> None:
@@ -226,6 +255,7 @@ class Operations:
     def _remember(self) -> None:
         current = next((o for o in self._running if o.verb in ENGINE_VERBS), None) or (self._running[-1] if self._running else None)
         self._core.remembered.operation = msgspec.to_builtins(current) if current else None
+        self._core.remembered.operations = [msgspec.to_builtins(operation) for operation in list(self._kept)[-SAVED:]]
 
     @staticmethod
     def _fault(error: Exception, verb: str, operation: Operation | None) -> RequestError:
@@ -239,16 +269,16 @@ class Operations:
 
     async def _audited(self, peer: Peer, verb: str, raw: dict[str, Any], reason: str, operation: Operation | None, error: RequestError | None) -> None:
         data = self._line(peer, verb, raw, reason, operation, error)
-        await asyncio.get_running_loop().run_in_executor(None, self._audit.append, data)
-        if self._audit.owes and not self._paying:
+        await asyncio.get_running_loop().run_in_executor(None, self.audit.append, data)
+        if self.audit.owes and not self._paying:
             self._paying = True
             self._core.spawn(self._pay(), "audit lines")
 
     async def _pay(self) -> None:
         """Write the audit lines that the disk has refused as soon as it takes them."""
-        while self._audit.owes:
+        while self.audit.owes:
             await asyncio.sleep(RETRY_AUDIT)
-            await asyncio.get_running_loop().run_in_executor(None, self._audit.append)
+            await asyncio.get_running_loop().run_in_executor(None, self.audit.append)
         self._paying = False
 
     @staticmethod

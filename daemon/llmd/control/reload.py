@@ -19,6 +19,7 @@ import msgspec
 from llmd.control import drain, weights
 from llmd.control.core import Core
 from llmd.control.engine import await_engine, engine_results
+from llmd.control.plan import Plan, in_flight, replaces_engine, rids
 from llmd.control.state_file import replace_file
 from llmd.control.supervisor_client import SupervisorAway
 from llmd.control.verbs import REPLY_TIMEOUT, Keep, ReloadParams, refuse_unless_up
@@ -37,9 +38,33 @@ class RolledBack(RequestError):
     """The new weights did not come up; the old ones are back."""
 
 
-async def run(core: Core, params: ReloadParams | None, keep: Keep, save: Save) -> dict[str, Any]:
-    """Load other weights. `params` None: finish what a control before this one had begun."""
-    if params is None:
+async def plan(core: Core, params: ReloadParams) -> Plan:
+    """Check the new weights, and say what loading them means. `prepared` is their boot file."""
+    refuse_unless_up(core)
+    if not core.machine.can("reload"):
+        raise RequestError(f"the daemon is {core.machine.state}", code="busy")
+    boot = await _prepare(core, params)
+    mode, timeout = _choices(core, params)
+    first = {
+        "drain": f"refuse new requests, wait up to {timeout:g} s for running ones",
+        "abort": "refuse new requests, end running ones with the error `reloaded`",
+        "now": "end what has begun to answer with the error `reloaded`, hold the rest",
+    }[mode]
+    made = replaces_engine(core, aborts=mode != "drain", first=[f"check {boot.files.path or boot.files.name}", first])
+    if mode == "drain":
+        made.requests_held, made.requests_finished = 0, made.requests_held
+    elif mode == "now":
+        rows = in_flight(core)
+        begun, fresh = [row for row in rows if row["output_tokens"]], [row for row in rows if not row["output_tokens"]]
+        made.requests_aborted, made.requests_held = len(rids(begun)), len(rids(fresh))
+    made.details = {"weights_version": boot.files.weights_version, "from": core.boot.files.weights_version, "mode": mode}
+    made.prepared = boot
+    return made
+
+
+async def run(core: Core, params: ReloadParams | None, made: Plan | None, keep: Keep, save: Save) -> dict[str, Any]:
+    """Carry the plan out. Without one: finish what a control before this one had begun."""
+    if params is None or made is None:
         before = core.remembered.reload_epoch
         old = Boot.load(core.remembered.previous_boot or b"")
         core.holding = True  # the frontends may still drain for it
@@ -49,14 +74,11 @@ async def run(core: Core, params: ReloadParams | None, keep: Keep, save: Save) -
             await _finish(core, save)
             raise RequestError("control was replaced before the new weights were committed; the old ones go on", code="aborted")
     else:
-        refuse_unless_up(core)
-        if not core.machine.can("reload"):
-            raise RequestError(f"the daemon is {core.machine.state}", code="busy")
-        boot = await _prepare(core, params)
+        boot: Boot = made.prepared
         old = core.boot
         core.machine.fire("reload", f"to {boot.files.weights_version}")
     try:
-        if params is not None:
+        if params is not None and made is not None:
             before = await _commit(core, boot, params, save)
         fault = await await_engine(core, before, _deadline(core))
         if fault:
@@ -86,10 +108,15 @@ async def _prepare(core: Core, params: ReloadParams) -> Boot:
     return msgspec.structs.replace(boot, args=args, files=files)
 
 
+def _choices(core: Core, params: ReloadParams) -> tuple[str, float]:
+    """(mode, longest wait): as asked, else as configured."""
+    configured = core.boot.args.reload
+    return params.mode or configured.mode, params.timeout_s if params.timeout_s is not None else configured.timeout
+
+
 async def _commit(core: Core, boot: Boot, params: ReloadParams, save: Save) -> int:
     """Drain if asked to, replace the boot file, restart. Returns the epoch before."""
-    timeout = params.timeout_s if params.timeout_s is not None else core.boot.args.reload.timeout
-    mode = params.mode or core.boot.args.reload.mode
+    mode, timeout = _choices(core, params)
     if mode == "abort":
         await _abort(core)
     elif mode == "drain":

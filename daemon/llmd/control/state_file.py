@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from llmd.control.events import Event
 from llmd.control.ledger import LedgerData
 from llmd.control.machine import State
 from llmd.plan.spec import ModelFiles
@@ -38,6 +39,12 @@ class ControlState(Struct, kw_only=True):
     ledger: LedgerData = msgspec.field(default_factory=LedgerData)
     operation: dict[str, Any] | None = None
     """The changing operation that runs."""
+    operations: list[dict[str, Any]] = []
+    """The last ones, that one included."""
+    events: list[Event] = []
+    """The last ones."""
+    log_levels: dict[str, str] = {}
+    """Process -> the level that was set for it by hand."""
     previous_boot: bytes | None = None
     """During a reload: the boot file to go back to."""
     reload_epoch: int = 0

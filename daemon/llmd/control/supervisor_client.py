@@ -98,6 +98,10 @@ class SupervisorClient:
         """Restart the engine group as one; not counted in its budget."""
         await self._do("llmd.restartEngine", {"reason": reason, "until": time.monotonic() + CALL_TIMEOUT})
 
+    async def configure(self, changed: dict[str, Any]) -> None:
+        """Have the supervisor itself go by other values: `log_level`, `restart`, `drain_timeout`, `stop_timeout`, `control_timeout`."""
+        await self._do("llmd.configure", changed)
+
     async def shutdown(self, status: int, why: str) -> None:
         """Stop everything in order, then exit with `status`."""
         await self._do("llmd.shutdown", {"status": status, "why": why})

@@ -1,12 +1,13 @@
-"""What each administrative verb takes and does: flush, drain, resume, abort, stop, restart. Reload has a file of its own.
+"""What each administrative verb takes and does: flush, drain, resume, abort, stop, restart, log-level. Reload has a file of its own.
 
-A verb runs inside an operation: it hands the ranks' replies to `keep` and returns what the operation's `data` shows, or
-raises RequestError.
+A verb runs inside an operation, after its planner (llmd.control.plans) has found nothing against it: it hands the ranks' replies to
+`keep` and returns what the operation's `data` shows, or raises RequestError.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
@@ -77,6 +78,22 @@ class ReloadParams(_Params, frozen=True):
     timeout_s: Seconds | None = None
 
 
+class LogLevelParams(_Params, frozen=True):
+    """Set the least severe level that is logged, of all processes, those of a role (`scheduler`), or one (`scheduler-0`), until they restart.
+
+    Without `level`: what the configuration says."""
+
+    level: Literal["debug", "info", "warning", "error"] | None = None
+    process: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+
+class LoraParams(_Params, frozen=True):
+    """Load or unload an adapter."""
+
+    name: str = ""
+    path: str | None = None
+
+
 VERBS: dict[str, type[Struct]] = {
     "flush": FlushParams,
     "reload": ReloadParams,
@@ -85,6 +102,9 @@ VERBS: dict[str, type[Struct]] = {
     "abort": AbortParams,
     "stop": StopParams,
     "restart": RestartParams,
+    "log-level": LogLevelParams,
+    "lora/load": LoraParams,
+    "lora/unload": LoraParams,
 }
 
 
@@ -98,9 +118,25 @@ def refuse_unless_up(core: Core) -> None:
         raise RequestError(f"the engine is away: {core.machine.reason}", code="engine_unavailable")
 
 
+def refuse_unless_begun(core: Core) -> None:
+    """Raise 503 with the reason before the first readiness, and in a stop."""
+    if core.stopping:
+        raise RequestError("the daemon stops", code="shutting_down")
+    if core.never_ready:
+        raise RequestError(f"the daemon is {core.machine.state}", code="loading")
+
+
+def named_processes(core: Core, name: str | None) -> list[str]:
+    """Processes of the plan that `name` means: all, those of a role, or one; the supervisor too. Raises RequestError."""
+    names = ["supervisor-0", *(spec.name for spec in core.boot.processes)]
+    chosen = [n for n in names if name is None or n == name or n.rpartition("-")[0] == name]
+    if not chosen:
+        raise RequestError(f"there is no process {name!r}; there are {', '.join(names)}", param="process")
+    return chosen
+
+
 async def flush(core: Core, params: FlushParams, keep: Keep) -> dict[str, Any]:
     """Ask the schedulers until none of them is busy."""
-    refuse_unless_up(core)
     deadline = time.monotonic() + (params.timeout_s or 0.0)
     while True:
         replies = await core.channel.command(core.table.role("scheduler"), "flush", within=REPLY_TIMEOUT)
@@ -122,11 +158,7 @@ async def flush(core: Core, params: FlushParams, keep: Keep) -> dict[str, Any]:
 
 async def drain(core: Core, params: DrainParams, keep: Keep) -> dict[str, Any]:
     """Drain the frontends; the state stays `draining` until `resume`."""
-    if core.stopping:
-        raise RequestError("the daemon stops", code="shutting_down")
     if core.machine.state != "draining":
-        if not core.machine.can("drain"):
-            raise RequestError(f"the daemon is {core.machine.state}", code="loading")
         core.machine.fire("drain", "asked to")
     core.holding = True
     replies = await core.channel.command(core.table.role("frontend"), "drain", within=REPLY_TIMEOUT)
@@ -144,10 +176,6 @@ async def drain(core: Core, params: DrainParams, keep: Keep) -> dict[str, Any]:
 
 async def resume(core: Core, params: ResumeParams, keep: Keep) -> dict[str, Any]:
     """Take requests again."""
-    if core.stopping:
-        raise RequestError("the daemon stops", code="shutting_down")
-    if core.never_ready:
-        raise RequestError(f"the daemon is {core.machine.state}", code="loading")
     replies = await draining.resume(core)
     keep(replies)
     if core.machine.can("resume"):
@@ -158,8 +186,6 @@ async def resume(core: Core, params: ResumeParams, keep: Keep) -> dict[str, Any]
 
 async def abort(core: Core, params: AbortParams, keep: Keep) -> dict[str, Any]:
     """Tell the frontends, who own the requests; each of these gets the error `aborted`."""
-    if sum([params.rid is not None, params.client_id is not None, params.all]) != 1:
-        raise RequestError("give exactly one of rid, client_id and all", param="rid")
     choice = {"rid": params.rid or "", "client_id": params.client_id or "", "everything": params.all}
     replies = await core.channel.command(core.table.role("frontend"), "abort", choice, within=REPLY_TIMEOUT)
     keep(replies)
@@ -172,18 +198,13 @@ async def abort(core: Core, params: AbortParams, keep: Keep) -> dict[str, Any]:
 
 async def stop(core: Core, params: StopParams, keep: Keep) -> dict[str, Any]:
     """Begin the stop; the answer comes before it ends."""
-    if core.snapshot is None:
-        raise RequestError("the supervisor has not been heard yet", code="loading")
+    assert core.snapshot is not None, "planned"
     core.supervisor.terminate(core.snapshot.pid)
     return {"stopping": True}
 
 
 async def restart(core: Core, params: RestartParams, keep: Keep) -> dict[str, Any]:
     """Restart the engine group and wait for it."""
-    if core.never_ready:
-        raise RequestError(f"the daemon is {core.machine.state}", code="loading")
-    if core.stopping:
-        raise RequestError("the daemon stops", code="shutting_down")
     timeout = params.timeout_s if params.timeout_s is not None else core.boot.args.supervision.startup_timeout
     before = core.epoch
     await core.supervisor.restart_engine("restart")
@@ -194,7 +215,26 @@ async def restart(core: Core, params: RestartParams, keep: Keep) -> dict[str, An
     return {"epoch": core.epoch}
 
 
-#: verb -> what it does; `reload` is run by the operations themselves.
+async def log_level(core: Core, params: LogLevelParams, keep: Keep) -> dict[str, Any]:
+    """Tell each process, and remember it for those that start later."""
+    level, names = params.level or core.boot.args.observability.log_level, named_processes(core, params.process)
+    for name in names:
+        core.remembered.log_levels.pop(name, None)
+        if params.level is not None:
+            core.remembered.log_levels[name] = level
+    replies = await core.channel.command([w for w in core.table if w.name in names], "log_level", {"level": level}, within=REPLY_TIMEOUT)
+    if "control-0" in names:
+        logging.getLogger().setLevel(level.upper())
+        replies.append(RankReply(role="control", rank=0, answered=True, ok=True))
+    if "supervisor-0" in names:
+        await core.supervisor.configure({"log_level": level})
+        replies.append(RankReply(role="supervisor", rank=0, answered=True, ok=True))
+    keep(replies)
+    _all_must_succeed(replies)
+    return {"level": level, "processes": names}
+
+
+#: verb -> what it does; those with more to it are run by the operations themselves.
 RUN: dict[str, Callable[[Core, Any, Keep], Awaitable[dict[str, Any]]]] = {
     "flush": flush,
     "drain": drain,
@@ -202,6 +242,7 @@ RUN: dict[str, Callable[[Core, Any, Keep], Awaitable[dict[str, Any]]]] = {
     "abort": abort,
     "stop": stop,
     "restart": restart,
+    "log-level": log_level,
 }
 
 

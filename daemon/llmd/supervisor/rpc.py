@@ -7,16 +7,19 @@ one that was given our file by hand would start a second set of processes withou
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from supervisor.rpcinterface import SupervisorNamespaceRPCInterface
 from supervisor.states import RUNNING_STATES, STOPPED_STATES, ProcessStates
 from supervisor.xmlrpc import Faults, RPCError
 
+from llmd.config.server_args import RestartArgs
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK
 from llmd.supervisor.core import Report
 from llmd.supervisor.loop import LlmdSupervisor
@@ -38,6 +41,15 @@ class _Restart(Struct):
     unit: str = "engine"
     reason: str = ""
     until: float = math.inf
+
+
+class _Configure(Struct, forbid_unknown_fields=True):
+    """What is given is gone by from now on."""
+
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    restart: RestartArgs | None = None
+    drain_timeout: float | None = None
+    control_timeout: float | None = None
 
 
 class _End(Struct):
@@ -74,6 +86,15 @@ class LlmdNamespace:
     def restart(self, text: str) -> str:
         """{"unit","reason"}: the same for one unit: `engine`, `detokenizer-0`, `frontend-N`."""
         return self._answer(self._core.restart(_decode(text, _Restart).unit))
+
+    def configure(self, text: str) -> str:
+        """{"log_level","restart","drain_timeout","control_timeout"}, each one optional: go by these values."""
+        asked = _decode(text, _Configure)
+        if asked.log_level is not None:
+            logging.getLogger().setLevel(asked.log_level.upper())
+        given = {name: value for name in ("restart", "drain_timeout", "control_timeout") if (value := getattr(asked, name)) is not None}
+        self._core.settings = replace(self._core.settings, **given)
+        return self._answer(None)
 
     def shutdown(self, text: str) -> str:
         """{"status","why"}: stop all in order, then end with status."""

@@ -152,7 +152,11 @@ class WorkerLink:
             self._introduce(socket)
             return
         try:
-            self._on_message(message)
+            if isinstance(message, Command) and message.verb == "log_level":  # any process can do that, and also one that hangs
+                logging.getLogger().setLevel(str(message.params["level"]).upper())
+                self.reply(message)
+            else:
+                self._on_message(message)
         except Exception:
             log.exception("a message from control could not be handled")
 

@@ -307,7 +307,7 @@ ControlInput = Hello | Progress | Ready | Heartbeat | Reply
 
 
 class Command(Message, frozen=True, kw_only=True):
-    """control -> worker. Verbs: `hello` (say Hello and, when ready, Ready again), `warmup` (frontend), `flush` (scheduler),
+    """control -> worker. Verbs: `hello` (say Hello and, when ready, Ready again), `log_level` (all), `warmup` (frontend), `flush` (scheduler),
     `freeze` (all: gc.collect + gc.freeze), `drain` / `resume` (frontend)."""
 
     id: int

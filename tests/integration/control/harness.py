@@ -85,7 +85,7 @@ class FakeSupervisor:
         }
         self._boot = boot
         self._server = _Server(boot.ports.supervisor_socket)
-        for name in ("report", "kill", "restartEngine", "shutdown", "giveUp"):
+        for name in ("report", "kill", "restartEngine", "configure", "shutdown", "giveUp"):
             self._server.register_function(self._method(name), f"llmd.{name}")
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()

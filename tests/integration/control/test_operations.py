@@ -337,7 +337,7 @@ def test_operations_by_their_general_form(daemon: Trio) -> None:
     assert (done.json()["state"], done.json()["reason"]) == ("succeeded", "why not")
     error(made.http.post("/v1/operations", json={"verb": "dance"}), 400, None, "verb")
     error(made.http.post("/v1/operations", json={"verb": "restart", "target": "moon"}), 400, None, "target")
-    error(made.http.post("/v1/operations", json={"verb": "flush", "dry_run": True}), 400, None, "dry_run")
+    error(made.http.post("/v1/operations", json={"verb": "flush", "force": True}), 400, None, "force")
     assert made.http.get("/v1/weights").json()["weights_version"] == made.boot.files.weights_version
 
 

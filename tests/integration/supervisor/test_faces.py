@@ -205,6 +205,19 @@ def test_the_state_file_tells_the_last_state(embedded: Make) -> None:
     assert (last["state"], last["reason"]) == ("failed", "lost")
 
 
+def test_settings_are_changed_while_running(embedded: Make) -> None:
+    one = embedded(full()).start()
+    one.ready()
+    assert one.call("configure", log_level="debug", drain_timeout=1.5, restart={"max": 0, "window": 60.0, "backoff": [0.0, 1.0, 30.0]}) == {
+        "ok": True,
+        "message": "",
+    }
+    with pytest.raises(Exception, match="INCORRECT_PARAMETERS"):
+        one.call("configure", port=1)
+    os.kill(one.pid("detokenizer-0"), signal.SIGKILL)
+    assert one.wait() == 70, "a budget of no restarts"
+
+
 def test_a_bad_argument_is_a_fault_and_changes_nothing(embedded: Make) -> None:
     one = embedded(full()).start()
     with pytest.raises(Exception, match="INCORRECT_PARAMETERS"):
