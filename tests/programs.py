@@ -32,7 +32,7 @@ def program_of(model: NativeModel, *, pool: Pool, slots: int, sampled_ids: int, 
     return program
 
 
-class NativeStepper(Steps):
+class ProgramStepper(Steps):
     """The native program's; `page_size` 1 makes it gather every slot."""
 
     def __init__(

@@ -145,6 +145,8 @@ class Program:
         self.shape = shape
         self.pool = pool
         self.slots = 0
+        self.cache: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        """The bytes of all KV (src/kv.h says where what lies)."""
         self._handle: int | None = None
         self._kept: list[Any] = []
         self._quantized: dict[int, bool] = {}
@@ -254,8 +256,8 @@ class Program:
         except (OSError, ValueError, OverflowError) as error:
             raise KernelError(f"no KV cache of {slots} slots: {error}") from None
         memory.madvise(mmap.MADV_HUGEPAGE)
-        self._cache = np.frombuffer(memory, dtype=np.uint8)
-        self._check(self._library.llmd_program_set_cache(self._handle, self._cache.ctypes.data, slots))
+        self.cache = np.frombuffer(memory, dtype=np.uint8)
+        self._check(self._library.llmd_program_set_cache(self._handle, self.cache.ctypes.data, slots))
         self.slots = slots
 
     def run(self, step: Step) -> None:
