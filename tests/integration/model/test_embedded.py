@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from llmd.errors import ResourceError
+from llmd.kernels.library import library
 from llmd.store import catalog
 from llmd.store.pull import pull
 from llmd.tokenizer.load import load_tokenizer
 from tests.daemon import SLOW
 from tests.models import boot_for
-from tests.stepping import Stepper
+from tests.stepping import NativeStepper, Stepper, Steps
 
 NAME = "smollm2-135m-instruct"
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "reference_greedy.json").read_text())["cases"]
@@ -36,13 +37,18 @@ def cache() -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def stepper(cache: Path) -> Stepper:
-    return Stepper(boot_for(Path(NAME), cache, dtype="float32", threads=min(2, os.cpu_count() or 1)), requests=len(CASES), context=128)
+@pytest.fixture(scope="module", params=["torch", "native"])
+def stepper(request: pytest.FixtureRequest, cache: Path) -> Steps:
+    boot = boot_for(Path(NAME), cache, dtype="float32", threads=min(2, os.cpu_count() or 1))
+    if request.param == "torch":
+        return Stepper(boot, requests=len(CASES), context=128)
+    if library() is None:
+        pytest.skip("the native kernels are not built")
+    return NativeStepper(boot, requests=len(CASES), context=128, page_size=16)
 
 
 @pytest.mark.timeout(300)
-def test_greedy_tokens_and_logprobs_are_the_references(stepper: Stepper) -> None:
+def test_greedy_tokens_and_logprobs_are_the_references(stepper: Steps) -> None:
     open_cases = dict(enumerate(CASES, 1))
     results = {row: stepper.step({row: case["prompt_ids"]}, logprobs=0)[row] for row, case in open_cases.items()}
     ties = []
