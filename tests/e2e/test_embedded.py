@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmd.kernels.library import library
 from tests.daemon import Daemon, wait_for
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "reference_greedy.json").read_text())
@@ -46,6 +47,7 @@ def test_greedy_answers_equal_the_reference(daemon: Daemon) -> None:
         assert answer.json()["usage"]["prompt_tokens"] == len(case["prompt_ids"])
 
 
+@pytest.mark.skipif(library() is None, reason="the native kernels are not built")
 def test_the_whole_daemon_is_small(daemon: Daemon) -> None:
     """With the weights in float32: as they are stored, it is 400 MiB less."""
     daemon.chat("hello", max_tokens=8)
