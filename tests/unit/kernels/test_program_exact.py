@@ -25,7 +25,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "window": {"family": "mistral", "sliding_window": 50},
     "long window": {"family": "mistral", "sliding_window": 200, "heads": 6, "head_dim": 80},
 }
-EMBEDDED = {"hidden_size": 576, "intermediate_size": 1536, "heads": 9, "kv_heads": 3, "head_dim": 64, "layers": 1, "tied": True}
+EMBEDDED: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "heads": 9, "kv_heads": 3, "head_dim": 64, "layers": 1, "tied": True}
 
 
 @pytest.fixture(params=isas())
