@@ -39,6 +39,7 @@ class Fields:
         self._data = data
         self._prefix = prefix
         self._known: set[str] = set()
+        self._children: list[Fields] = []
 
     def path(self, name: str) -> str:
         """The field's name as errors give it."""
@@ -103,13 +104,25 @@ class Fields:
             raise fault(self.path(name), "must be an object")
         return value
 
-    def neutral(self, *names: str, values: Collection[Any] = ()) -> None:
+    def child(self, name: str) -> Fields | None:
+        """The reader of an object inside this one; `finish` looks at its fields too."""
+        data = self.mapping(name)
+        if data is None:
+            return None
+        self._children.append(Fields(data, self.path(name) + "."))
+        return self._children[-1]
+
+    def starting(self, prefix: str) -> list[str]:
+        """Names of the fields that are there and begin so."""
+        return [name for name in self._data if name.startswith(prefix) and name.isidentifier() and len(name) <= 64]
+
+    def neutral(self, *names: str, values: Collection[Any] = (), why: str = "is not supported by this server") -> None:
         """Refuse fields that have no effect yet, unless they are absent, null or one of `values`."""
         for name in names:
             value = self.get(name)
             if value is None or any(type(value) is type(v) and value == v for v in values):
                 continue
-            raise fault(self.path(name), "is not supported by this server")
+            raise fault(self.path(name), why)
 
     def finish(self, *, strict: bool) -> None:
         """With `strict`, refuse fields that nobody knows."""
@@ -119,3 +132,5 @@ class Fields:
             if name not in self._known:
                 shown = name if name.isprintable() and len(name) <= 64 else "field"
                 raise fault(self.path(shown), "is not a known field")
+        for child in self._children:
+            child.finish(strict=True)

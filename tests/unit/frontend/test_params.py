@@ -10,9 +10,10 @@ import pytest
 
 from llmd.errors import RequestError
 from llmd.frontend.fields import Fields
-from llmd.frontend.openai.chat import ChatAnswer, read_messages
+from llmd.frontend.openai.chat import ChatAnswer
 from llmd.frontend.openai.completions import TextAnswer, read_prompts
 from llmd.frontend.openai.logprobs import TextLogprobs, chat_logprobs
+from llmd.frontend.openai.messages import read_messages
 from llmd.frontend.openai.params import RequestParams, read_params, token_budget
 from llmd.frontend.openai.usage import Usage
 from llmd.frontend.req_state import Delta
@@ -109,7 +110,7 @@ def delta(text: str = "", finish: Finish | None = None, logprobs: list[TokenLogp
 
 
 def test_chat_chunks_hold_no_empty_content() -> None:
-    answer = ChatAnswer("r", "m", "f", params(stream=True), Usage([3], 1), logprobs=False)
+    answer = ChatAnswer("r", "m", "f", params(stream=True), Usage([3], 1), logprobs=-1)
     first = events(answer.chunk(delta('é\n"')))
     assert [e["choices"][0]["delta"] for e in first] == [{"role": "assistant", "content": ""}, {"content": 'é\n"'}]
     assert answer.chunk(delta()) == b""
@@ -119,7 +120,7 @@ def test_chat_chunks_hold_no_empty_content() -> None:
 
 
 def test_logprobs_of_held_back_tokens_come_with_the_next_text() -> None:
-    answer = ChatAnswer("r", "m", "f", params(stream=True), Usage([3], 1), logprobs=True)
+    answer = ChatAnswer("r", "m", "f", params(stream=True), Usage([3], 1), logprobs=0)
     one, two = TokenLogprob(1, -1.0, (), b"\xf0\x9f"), TokenLogprob(2, -2.0, (), b"\x98\x80")
     answer.chunk(delta(logprobs=[one]))
     chunk = events(answer.chunk(delta("😀", logprobs=[two])))[-1]["choices"][0]
@@ -129,14 +130,14 @@ def test_logprobs_of_held_back_tokens_come_with_the_next_text() -> None:
 
 
 def test_text_chunks_echo_once_for_each_choice() -> None:
-    answer = TextAnswer("r", "m", "f", params(stream=True, n=2), Usage([1, 1], 2), ["P", "Q"], None)
+    answer = TextAnswer("r", "m", "f", params(stream=True, n=2), Usage([1, 1], 2), ["P", "Q"], -1)
     texts = [events(answer.chunk(delta(t, index=i)))[0]["choices"][0]["text"] for i, t in [(0, "a"), (3, "b"), (0, "c"), (1, "d")]]
     assert texts == ["Pa", "Qb", "c", "Pd"]
 
 
 def test_offsets_count_characters_over_split_ones() -> None:
     entries = [TokenLogprob(0, -1.0, (), data) for data in (b"a", b"\xf0\x9f", b"\x98\x80", "é".encode(), b"z")]
-    builder = TextLogprobs(with_top=False)
+    builder = TextLogprobs(0)
     body = [builder.body(entries[:2]), builder.body(entries[2:])]
     assert body[0]["text_offset"] + body[1]["text_offset"] == [0, 1, 1, 2, 3]
     assert body[0]["tokens"] == ["a", "bytes:\\xf0\\x9f"]
@@ -144,5 +145,5 @@ def test_offsets_count_characters_over_split_ones() -> None:
 
 
 def test_json_can_hold_every_logprob() -> None:
-    body = chat_logprobs([TokenLogprob(1, float("-inf"), ((2, float("-inf")),), b"a", (b"b",))])
+    body = chat_logprobs([TokenLogprob(1, float("-inf"), ((2, float("-inf")),), b"a", (b"b",))], 1)
     assert json.loads(json.dumps(body, allow_nan=False))["content"][0]["logprob"] == -9999.0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
+from llmd.frontend.openai.params import RequestParams
 from llmd.frontend.openai.usage import Usage
 from llmd.frontend.replies import dumps
 from llmd.frontend.req_state import Delta, Generation
+from llmd.wire.messages import TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 
@@ -36,24 +38,57 @@ class Answer(Protocol):
 
 
 class Head:
-    """id, object, created, model and system_fingerprint of one answer."""
+    """id, object, created, model and system_fingerprint of one answer; the bytes around each chunk are made once."""
 
-    def __init__(self, rid: str, kind: str, model: str, fingerprint: str, *, usage_wanted: bool) -> None:
+    def __init__(self, rid: str, kind: str, model: str, fingerprint: str, params: RequestParams, usage: Usage) -> None:
         self._fields = {"id": rid, "object": kind, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
-        self._usage_wanted = usage_wanted
-        self._before = b"data: " + dumps(self._fields)[:-1] + b',"choices":['
-        self._after = b'],"usage":null}\n\n' if usage_wanted else b"]}\n\n"
+        self._usage = usage
+        self._usage_wanted = params.include_usage
+        self._in_each = params.continuous_usage
+        self._open = b"data: " + dumps(self._fields)[:-1] + b","
+        self._before = self._open + b'"choices":['
+        self._after = b'],"usage":null}\n\n' if params.include_usage else b"]}\n\n"
+        self._shown = 0
+        """Output tokens in the chunks so far."""
 
-    def event(self, choice: bytes) -> bytes:
-        """One chunk with one choice."""
-        return b"%b%b%b" % (self._before, choice, self._after)
+    def event(self, choice: bytes, tokens: int = 0, extra: bytes = b"") -> bytes:
+        """One chunk with one choice that brings `tokens`; `extra`: fields beside `choices`, each with a comma after it."""
+        self._shown += tokens
+        before = self._open + extra + b'"choices":[' if extra else self._before
+        after = b'],"usage":%b}\n\n' % dumps(self._usage.counts(self._shown)) if self._in_each else self._after
+        return b"%b%b%b" % (before, choice, after)
 
-    def usage_event(self, usage: Usage) -> bytes:
+    def frame(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
+        """What stands around the one thing that changes from chunk to chunk of a choice; None where more does."""
+        return None if self._in_each else (self._before + before, after + self._after)
+
+    def usage_event(self) -> bytes:
         """The last chunk, only where the client asked for it."""
         if not self._usage_wanted:
             return b""
-        return b"data: " + dumps({**self._fields, "choices": [], "usage": usage.body()}) + b"\n\n"
+        return b"data: " + dumps({**self._fields, "choices": [], "usage": self._usage.body()}) + b"\n\n"
 
-    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-        """An answer that is not streamed."""
-        return dumps({**self._fields, "choices": choices, "usage": usage.body()})
+    def whole(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
+        """An answer that is not streamed; `extra`: fields beside `choices`."""
+        return dumps({**self._fields, "choices": choices, "usage": self._usage.body(), **extra})
+
+
+class Held:
+    """Tokens of one choice whose text has not come yet: their ids and logprobs go with the text."""
+
+    __slots__ = ("ids", "logprobs", "prompt_logprobs")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+
+    def add(self, delta: Delta) -> None:
+        """Take in what a Delta has beside its text."""
+        self.ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs or ()
+
+    def clear(self) -> None:
+        """It has been sent."""
+        self.ids, self.logprobs, self.prompt_logprobs = [], [], []

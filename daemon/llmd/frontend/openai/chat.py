@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
+from msgspec import Struct
+
 from llmd.frontend.exchange import Exchange
-from llmd.frontend.fields import Fields, check_text, fault
-from llmd.frontend.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOP_LOGPROBS
-from llmd.frontend.openai.answers import Answer, Head
+from llmd.frontend.fields import Fields, fault
+from llmd.frontend.limits import MAX_TOP_LOGPROBS
+from llmd.frontend.openai.answers import Answer, Head, Held
 from llmd.frontend.openai.endpoint import Endpoint, Prepared
-from llmd.frontend.openai.logprobs import chat_logprobs
+from llmd.frontend.openai.logprobs import chat_logprobs, prompt_logprobs
+from llmd.frontend.openai.messages import read_messages
 from llmd.frontend.openai.params import RequestParams, check_model, read_params, token_budget
 from llmd.frontend.openai.usage import Usage
 from llmd.frontend.replies import dumps
 from llmd.frontend.req_state import Delta
 from llmd.frontend.tokenizer_manager import ChoiceSpec
 
-#: Not offered: refused by name unless null or a value that asks for nothing.
-_UNSUPPORTED = (
-    "function_call",
-    "functions",
-    "audio",
-    "prediction",
-    "web_search_options",
-    "continue_final_message",
-    "documents",
-    "tools",
-    "echo",
-    "reasoning_effort",
-    "verbosity",
-)
-
-
-#: Roles of the API. Most templates take any word for a role, and a model makes nothing of one that it was not trained on.
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+#: Names that the template gets from elsewhere. `self` is jinja's.
+_RESERVED = ("messages", "tools", "add_generation_prompt", "self")
 
 
 class ChatCompletions(Endpoint):
@@ -48,125 +36,131 @@ class ChatCompletions(Endpoint):
         messages = read_messages(fields)
         params = read_params(fields, vocabulary=self.boot.files.tokenizer_size, least_tokens=1, fresh_seed=self.manager.fresh_seed)
         logprobs = _logprobs(fields)
-        kwargs = _template_arguments(fields)
+        rendering = _rendering(fields)
+        special = fields.boolean("add_special_tokens")
         fields.finish(strict=self.boot.args.http.strict)
-        text = await self.manager.render(messages, kwargs)
-        ids = await self.manager.encode(text, add_special_tokens=False, param="messages")
+        text = await self._render(messages, rendering)
+        ids = await self.manager.encode(text, add_special_tokens=special, param="messages")
         if not ids:
             raise fault("messages", "the chat template makes no prompt of these")
         budget = token_budget(params, len(ids), context=self.view.context_length, kv=self.view.kv_capacity, param="messages")
-        debug = text if self.boot.failpoints else ""
-        specs = [ChoiceSpec(ids, params.sampling(i, budget), params.detokenize, logprobs, priority=params.priority, debug_text=debug) for i in range(params.n)]
+        specs = [
+            ChoiceSpec(
+                ids,
+                params.sampling(i, budget),
+                params.detokenize,
+                max(logprobs, params.prompt_logprobs),
+                prompt_logprobs=i == 0 and params.prompt_logprobs >= 0,
+                priority=params.priority,
+                debug_text=text if self.boot.failpoints else "",
+            )
+            for i in range(params.n)
+        ]
+        echo = messages[-1]["content"] if rendering.echo and messages[-1]["role"] == "assistant" and not rendering.arguments["add_generation_prompt"] else ""
         usage = Usage([len(ids)], params.n)
-        return Prepared(specs, ChatAnswer(self.rid(exchange), self.boot.served_name, self.view.weights_version, params, usage, logprobs >= 0))
+        answer = ChatAnswer(self.rid(exchange), self.boot.served_name, self.view.weights_version, params, usage, logprobs, echo=echo, prompt_ids=ids)
+        return Prepared(specs, answer)
+
+    async def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
+        """The prompt. One that goes on with the last message ends where that message's content ends, whatever the template puts after it."""
+        if not rendering.continue_final:
+            return await self.manager.render(messages, rendering.arguments)
+        mark = f"<{secrets.token_hex(16)}>"
+        last = {**messages[-1], "content": messages[-1]["content"] + mark}
+        text = await self.manager.render([*messages[:-1], last], rendering.arguments)
+        before, found, _ = text.rpartition(mark)
+        if not found:
+            raise fault("continue_final_message", "the chat template does not show the last message as it is")
+        return before.replace(mark, "")
+
+
+class Rendering(Struct, frozen=True):
+    """How messages become a prompt."""
+
+    arguments: dict[str, Any]
+    """The template's variables, `add_generation_prompt` among them."""
+    continue_final: bool
+    echo: bool
+    """The answer begins with the last message, where it goes on with that."""
 
 
 class ChatAnswer(Answer):
-    """Shapes of a chat answer."""
+    """Shapes of a chat answer. `logprobs`: how many alternatives, -1: no logprobs at all; `echo`: what every choice begins with."""
 
-    def __init__(self, rid: str, model: str, fingerprint: str, params: RequestParams, usage: Usage, logprobs: bool) -> None:
+    def __init__(
+        self,
+        rid: str,
+        model: str,
+        fingerprint: str,
+        params: RequestParams,
+        usage: Usage,
+        logprobs: int,
+        *,
+        echo: str = "",
+        prompt_ids: list[int] | None = None,
+    ) -> None:
         self.stream = params.stream
         self.usage = usage
-        self._with_logprobs = logprobs
+        self._params = params
+        self._top = logprobs
+        self._echo = echo
+        self._prompt_ids = prompt_ids or []
         kind = "chat.completion.chunk" if params.stream else "chat.completion"
-        self._head = Head(rid, kind, model, fingerprint, usage_wanted=params.include_usage)
-        self._begun: set[int] = set()
-        self._held: dict[int, list[Any]] = {}
+        self._head = Head(rid, kind, model, fingerprint, params, usage)
+        self._held: dict[int, Held] = {}
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def chunk(self, delta: Delta) -> bytes:
-        out = []
-        index = delta.index
-        if index not in self._begun:
-            self._begun.add(index)
-            out.append(self._event(index, b'{"role":"assistant","content":""}', b"null", b"null"))
-        logprobs = b"null"
-        if self._with_logprobs:
-            held = self._held.setdefault(index, [])
-            held += delta.logprobs
-            if held and (delta.text or delta.finish):
-                logprobs = dumps(chat_logprobs(held))
-                held.clear()
-        if delta.text:
-            out.append(self._event(index, b'{"content":' + dumps(delta.text) + b"}", logprobs, b"null"))
-            logprobs = b"null"
+        frame = self._frames.get(delta.index)
+        if frame is not None and delta.finish is None:
+            return b"%b%b%b" % (frame[0], dumps(delta.text), frame[1]) if delta.text else b""
+        index, text, out = delta.index, delta.text, b""
+        held = self._held.get(index)
+        if held is None:
+            out = self._begin(index)
+            held = self._held[index] = Held()
+            text = self._echo + text
+        held.add(delta)
+        if text:
+            out += self._event(index, b'{"content":%b}' % dumps(text), held, b"null")
         if delta.finish is not None:
-            out.append(self._event(index, b"{}", logprobs, dumps(delta.finish.reason)))
-        return b"".join(out)
+            out += self._event(index, b"{}", held, dumps(delta.finish.reason))
+        return out
 
-    def _event(self, index: int, delta: bytes, logprobs: bytes, finish: bytes) -> bytes:
-        return self._head.event(b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, finish))
+    def _begin(self, index: int) -> bytes:
+        plain = self._top < 0 and not self._params.token_ids
+        frame = self._head.frame(b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}')
+        if plain and frame is not None:
+            self._frames[index] = frame
+        extra = b'"prompt_token_ids":%b,' % dumps(self._prompt_ids) if self._params.token_ids else b""
+        return self._head.event(b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index, extra=extra)
+
+    def _event(self, index: int, delta: bytes, held: Held, finish: bytes) -> bytes:
+        logprobs = b"null"
+        if self._top >= 0 and held.logprobs:
+            logprobs = dumps(chat_logprobs(held.logprobs, self._top, as_ids=self._params.tokens_as_ids))
+        more = b',"token_ids":%b' % dumps(held.ids) if self._params.token_ids else b""
+        tokens = len(held.ids)
+        held.clear()
+        return self._head.event(b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (index, delta, logprobs, finish, more), tokens)
 
     def closing(self) -> bytes:
-        return self._head.usage_event(self.usage)
+        return self._head.usage_event()
 
     def body(self, deltas: list[Delta]) -> bytes:
-        choices = [
-            {
-                "index": delta.index,
-                "message": {"role": "assistant", "content": delta.text, "refusal": None},
-                "logprobs": chat_logprobs(delta.logprobs) if self._with_logprobs else None,
-                "finish_reason": delta.finish.reason if delta.finish else None,
-            }
-            for delta in deltas
-        ]
-        return self._head.whole(choices, self.usage)
+        extra: dict[str, Any] = {"prompt_token_ids": self._prompt_ids} if self._params.token_ids else {}
+        if self._params.prompt_logprobs >= 0:
+            extra["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs or [], self._params.prompt_logprobs)
+        return self._head.whole([self._choice(delta) for delta in deltas], extra)
 
-
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """`messages` with each content as one string. Text parts are joined by newlines; `developer` is the newer name of `system`."""
-    value: Any = fields.get("messages")
-    if not isinstance(value, list) or not value:
-        raise fault("messages", "must be a list with at least one message")
-    if len(value) > MAX_MESSAGES:
-        raise fault("messages", f"may hold at most {MAX_MESSAGES} messages")
-    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
-
-
-def _message(item: Any, path: str) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise fault(path, "must be an object with role and content")
-    fields = Fields(item, path + ".")
-    role = fields.string("role", longest=64)
-    if not role:
-        raise fault(path + ".role", "is required")
-    if role not in ROLES:
-        raise fault(path + ".role", f"must be one of {', '.join(ROLES)}")
-    fields.neutral("tool_calls", values=([],))
-    fields.neutral("function_call", "audio", "refusal")
-    content = item.get("content")
-    if content is None and role == "assistant":
-        content = ""
-    message = {"role": "system" if role == "developer" else role, "content": _content(content, path + ".content")}
-    for name in ("name", "tool_call_id"):
-        text = fields.string(name, longest=256)
-        if text is not None:
-            message[name] = text
-    return message
-
-
-def _content(content: Any, path: str) -> str:
-    if isinstance(content, str):
-        return check_text(content, path)
-    if content is None:
-        raise fault(path, "is required")
-    if not isinstance(content, list):
-        raise fault(path, "must be a string or a list of parts")
-    if len(content) > MAX_PARTS:
-        raise fault(path, f"may hold at most {MAX_PARTS} parts")
-    texts = []
-    for j, part in enumerate(content):
-        where = f"{path}[{j}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise fault(where, "must be an object with a type")
-        if kind != "text":
-            shown = kind if len(kind) <= 64 else kind[:64] + "..."
-            raise fault(where, f"parts of type {shown!r} are not supported, only text")
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise fault(where, "needs a string in `text`")
-        texts.append(check_text(text, where))
-    return "\n".join(texts)
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": delta.index,
+            "message": {"role": "assistant", "content": self._echo + delta.text, "refusal": None},
+            "logprobs": chat_logprobs(delta.logprobs, self._top, as_ids=self._params.tokens_as_ids) if self._top >= 0 else None,
+            "finish_reason": delta.finish.reason if delta.finish else None,
+            **({"token_ids": delta.token_ids} if self._params.token_ids else {}),
+        }
 
 
 def _logprobs(fields: Fields) -> int:
@@ -179,15 +173,13 @@ def _logprobs(fields: Fields) -> int:
     return top or 0
 
 
-def _template_arguments(fields: Fields) -> dict[str, Any]:
-    fields.neutral(*_UNSUPPORTED, values=(False, "", []))
-    fields.neutral("tool_choice", values=("none", "auto"))
-    fields.neutral("response_format", values=({"type": "text"},))
-    fields.neutral("modalities", values=(["text"],))
-    fields.ignore("parallel_tool_calls")
+def _rendering(fields: Fields) -> Rendering:
     arguments = dict(fields.mapping("chat_template_kwargs") or {})
-    for name in ("messages", "tools", "add_generation_prompt"):
+    for name in _RESERVED:
         if name in arguments:
             raise fault("chat_template_kwargs", f"may not hold {name!r}")
-    arguments["add_generation_prompt"] = fields.boolean("add_generation_prompt", True)
-    return arguments
+    continue_final = fields.boolean("continue_final_message")
+    if continue_final and fields.boolean("add_generation_prompt"):
+        raise fault("continue_final_message", "goes on with the last message, and add_generation_prompt begins a new one: ask for one of them")
+    arguments["add_generation_prompt"] = fields.boolean("add_generation_prompt", not continue_final)
+    return Rendering(arguments, continue_final, fields.boolean("echo"))

@@ -9,38 +9,24 @@ from msgspec import Struct
 
 from llmd.errors import RequestError
 from llmd.frontend.fields import Fields, check_text, fault, is_int
-from llmd.frontend.limits import MAX_N, MAX_PRIORITY, MAX_STOP, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TEMPERATURE, MAX_TOKENS
+from llmd.frontend.limits import MAX_N, MAX_PRIORITY, MAX_STOP, MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_LOGPROBS
 from llmd.frontend.openai.penalties import Penalties, read_penalties
+from llmd.frontend.openai.refused import refuse_unbuilt
 from llmd.wire.messages import DetokenizeParams, SamplingParams
 
 _SEED_MASK = 2**63 - 1
 
-#: Fields that would change the answer and are not offered: anything but null (or a value that asks for nothing) is refused.
-_UNSUPPORTED = (
-    "regex",
-    "ebnf",
-    "json_schema",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-    "structural_tag",
-    "structured_outputs",
-    "grammar",
-    "lora_path",
-    "logits_processors",
-    "custom_logit_processor",
-    "prompt_logprobs",
-    "allowed_token_ids",
-    "bad_words",
-    "use_beam_search",
-    "length_penalty",
-    "echo_logprobs",
-    "chat_template",
+_WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "separate_reasoning",
+    "stream_reasoning",
 )
-_WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
 
 class RequestParams(Struct, frozen=True, kw_only=True):
@@ -65,6 +51,14 @@ class RequestParams(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Smaller is more urgent."""
     penalties: Penalties = Penalties()
+    continuous_usage: bool = False
+    """`usage` in every chunk, not only in the last one."""
+    prompt_logprobs: int = -1
+    """-1: none; k >= 0: also those of the prompt, with the k most likely alternatives."""
+    token_ids: bool = False
+    """The answer shows the ids of prompt and output."""
+    tokens_as_ids: bool = False
+    """Logprobs call a token `token_id:ID`, which is exact where its text is not."""
 
     def sampling(self, choice: int, max_new_tokens: int) -> SamplingParams:
         """For choice `choice` of a prompt: the choices differ by their seed."""
@@ -89,17 +83,19 @@ class RequestParams(Struct, frozen=True, kw_only=True):
 
 def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_seed: Callable[[], int]) -> RequestParams:
     """Read and check the shared fields. `least_tokens`: smallest max_tokens that makes sense; `fresh_seed`: for a request that gives none."""
-    fields.neutral(*_UNSUPPORTED, values=(False, ""))
+    refuse_unbuilt(fields)
     fields.ignore(*_WITHOUT_EFFECT)
     stream = fields.boolean("stream")
+    include_usage, continuous_usage = _usage_wishes(fields, stream)
     max_tokens, field = _max_tokens(fields, least_tokens)
     top_k = fields.integer("top_k", -1, MAX_TOKENS)
     priority = fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY)
     seed = fields.integer("seed", -(2**63), 2**63 - 1)
     return RequestParams(
         stream=stream,
-        include_usage=_include_usage(fields, stream),
-        n=fields.integer("n", 1, MAX_N) or 1,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        n=_choices(fields),
         max_tokens=max_tokens,
         max_tokens_field=field,
         min_tokens=fields.integer("min_tokens", 0, MAX_TOKENS) or 0,
@@ -110,9 +106,12 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
         seed=(fresh_seed() if seed is None else seed) & _SEED_MASK,
         ignore_eos=fields.boolean("ignore_eos"),
         stop_token_ids=read_stop_token_ids(fields, vocabulary),
-        detokenize=DetokenizeParams(stop=read_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
+        detokenize=_detokenize(fields),
         priority=priority or 0,
         penalties=read_penalties(fields, vocabulary),
+        prompt_logprobs=_prompt_logprobs(fields, stream),
+        token_ids=fields.boolean("return_token_ids"),
+        tokens_as_ids=fields.boolean("return_tokens_as_token_ids"),
     )
 
 
@@ -162,14 +161,42 @@ def _max_tokens(fields: Fields, least: int) -> tuple[int | None, str]:
     return (new, "max_completion_tokens") if new is not None else (old, "max_tokens")
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
-    options = fields.mapping("stream_options")
+def _choices(fields: Fields) -> int:
+    """`n`; `best_of` would choose among more choices than are given back."""
+    n = fields.integer("n", 1, MAX_N) or 1
+    best_of = fields.integer("best_of", 1, MAX_N)
+    if best_of is not None and best_of != n:
+        raise fault("best_of", f"is not built in this version other than equal to n ({n})")
+    return n
+
+
+def _detokenize(fields: Fields) -> DetokenizeParams:
+    fields.boolean("spaces_between_special_tokens")  # the tokenizers that llmd takes put none there
+    include_stop = fields.boolean("include_stop_str_in_output")
+    return DetokenizeParams(
+        stop=read_stop(fields),
+        skip_special_tokens=fields.boolean("skip_special_tokens", True),
+        include_stop=fields.boolean("no_stop_trim") or include_stop,
+    )
+
+
+def _prompt_logprobs(fields: Fields, stream: bool) -> int:
+    wish = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    if wish is not None and stream:
+        raise fault("prompt_logprobs", "is only for requests that are not streamed")
+    return -1 if wish is None else wish
+
+
+def _usage_wishes(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """(`usage` in a chunk at the end, and in every chunk)."""
+    options = fields.child("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream:
         raise fault("stream_options", "is only for requests with `stream: true`")
-    inner = Fields(options, "stream_options.")
-    return inner.boolean("include_usage")
+    options.ignore("include_obfuscation")
+    include, continuous = options.boolean("include_usage"), options.boolean("continuous_usage_stats")
+    return include, include and continuous
 
 
 def read_stop(fields: Fields) -> tuple[str, ...]:

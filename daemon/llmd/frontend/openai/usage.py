@@ -25,9 +25,8 @@ class Usage:
 
     def body(self) -> dict[str, Any]:
         """The `usage` object."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._cached},
-        }
+        return {**self.counts(self.completion_tokens), "prompt_tokens_details": {"cached_tokens": self._cached}}
+
+    def counts(self, completion_tokens: int) -> dict[str, Any]:
+        """The same without details, after so many tokens of output."""
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": self.prompt_tokens + completion_tokens}
