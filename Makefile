@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml setup.py
 	  done; \
 	  echo "no Python 3.11 or newer (with venv) found; install one, or say make setup PYTHON=/path/to/python" >&2; exit 1; \
 	fi
-	@echo "installing llmd and its packages into $(VENV) (1.4 GiB; minutes the first time)"
+	@echo "installing llmd and its packages into $(VENV) (1.7 GiB; minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
