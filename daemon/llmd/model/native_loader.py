@@ -5,6 +5,7 @@ The packed weights come from the cache where they can, and then the files of wei
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -24,8 +25,10 @@ from llmd.store.native_plan import MatrixPlan, NativePlan, Part, VectorPlan, mak
 from llmd.store.parameters import all_parameters
 from llmd.store.quant import dequantize
 
+log = logging.getLogger(__name__)
+
 #: Raise it when the same files and settings come to be packed otherwise: pairs, fusing, choice of formats.
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
 STAGE: Final = "weights"
 #: Rows converted at once, so that a large table's float32 copy never exists whole. A multiple of every panel.
 _ROWS: Final = 4096
@@ -56,7 +59,7 @@ class NativeModel(Struct, frozen=True):
     """Of what is not quantized."""
     weights_bytes: int
     cached: Path | None
-    """The pack they are mapped from."""
+    """The pack in the cache that they came from."""
 
 
 def load_native(boot: Boot, progress: Progress) -> NativeModel:
@@ -74,6 +77,7 @@ def load_native(boot: Boot, progress: Progress) -> NativeModel:
     )
     packed = load_packed(Path(boot.cache_dir), key, [*_items(source, plan)], progress)
     progress(STAGE, packed.nbytes, packed.nbytes)
+    log.info("%.0f MiB of packed weights %s", packed.nbytes / 2**20, f"from {packed.path}" if packed.path else "in memory of their own")
     matrices = {m.name: Matrix(packed.tensors[m.name], m.format, m.n, m.k) for m in plan.matrices}
     if source.config.tie_embeddings:
         matrices["lm_head"] = matrices["embed"]

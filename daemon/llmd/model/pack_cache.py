@@ -1,8 +1,8 @@
-"""Packed weights in `cache_dir`/packed: made once, mapped by every later start, made again when they are damaged or no longer fit.
+"""Packed weights in `cache_dir`/packed: made once, taken by every later start, made again when they are damaged or no longer fit.
 
 `load_packed` always succeeds where packing itself does: a cache that cannot be read or written, or a full disk, costs a warning and the time to pack. Nobody
 ever sees half a file: it is written beside its name and renamed. Two processes that want the same pack: the second waits for the first
-and maps what that made; if waiting is not possible, both make it, and the same bytes replace each other.
+and takes what that made; if waiting is not possible, both make it, and the same bytes replace each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEEP_S: Final = 30 * 24 * 3600.0
 
 
 def load_packed(cache_dir: Path, key: PackKey, items: Sequence[Item], progress: Progress) -> Packed:
-    """The packed `items`: mapped from the cache, made first if they are not there or damaged; in memory where the cache is of no use."""
+    """The packed `items`: from the cache, made first if they are not there or damaged; in memory where the cache is of no use."""
     path = cache_dir / DIRECTORY / _file_name(key)
     found = _read(path, key, items)
     if found is not None:
@@ -87,7 +87,7 @@ def _read(path: Path, key: PackKey, items: Sequence[Item], level: int = logging.
 
 
 def _make(path: Path, key: PackKey, items: Sequence[Item], report: Callable[[int], None]) -> Packed:
-    """Write the pack and map it. No fsync: what a power cut leaves half-written fails its checksums at the next start."""
+    """Write the pack and take it in. No fsync: what a power cut leaves half-written fails its checksums at the next start."""
     for left in path.parent.glob(f".{path.name}.*.tmp"):  # by one that was killed; we hold the lock
         left.unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -105,7 +105,7 @@ def _make(path: Path, key: PackKey, items: Sequence[Item], report: Callable[[int
 
 
 def _prune(made: Path, group: str) -> None:
-    """Remove what the pack just made replaces, and what has not been used for long. Processes that have one mapped keep it."""
+    """Remove what the pack just made replaces, and what has not been used for long. Processes that use one have it in memory."""
     oldest = time.time() - KEEP_S
     for path in made.parent.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ malice: whoever may write into the cache may write the weights themselves.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,14 +26,15 @@ import numpy.typing as npt
 from msgspec import Struct
 
 Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
 MAGIC: Final = b"LLMDPK01"
 #: A cache line; the mapping itself begins on a page.
 ALIGN: Final = 64
 _FOOTER: Final = struct.Struct("<QI8s")
 _MAX_TABLE: Final = 64 * 2**20
-#: Threads that check checksums; zlib works without the interpreter.
-_CHECKERS: Final = 4
+_THREADS: Final = 4
+_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class PackError(Exception):
@@ -81,7 +83,7 @@ class Packed(Struct, frozen=True):
     tensors: dict[str, Bytes]
     nbytes: int
     path: Path | None
-    """The file they are mapped from; None: they lie in memory of their own."""
+    """The file they came from; None: they were packed for this process alone."""
 
 
 def source_facts(files: Sequence[Path]) -> tuple[tuple[str, int, int, int], ...]:
@@ -91,23 +93,25 @@ def source_facts(files: Sequence[Path]) -> tuple[tuple[str, int, int, int], ...]
 
 
 def read(path: Path, key: PackKey, items: Sequence[Item]) -> Packed:
-    """Map `path` and check every byte of it. Raises PackError, and FileNotFoundError or another OSError."""
+    """Take in `path` and check every byte of it. Raises PackError, and FileNotFoundError or another OSError.
+
+    Into huge pages where the machine has them: a step reads all weights, and from a mapping of the file, in small pages, it takes a third longer.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _FOOTER.size:
             raise PackError("it is too short")
         mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    data = np.frombuffer(mapping, dtype=np.uint8)
-    table = _table(data)
-    if table.key != key:
-        raise PackError("it belongs to other weights or kernels")
-    if [(entry.name, entry.nbytes) for entry in table.entries] != [(item.name, item.nbytes) for item in items]:
-        raise PackError("it holds other tensors")
+        data = np.frombuffer(mapping, dtype=np.uint8)
+        table = _checked_table(data, key, items)
+        if has_huge_pages():
+            data = np.frombuffer(private_memory(size), dtype=np.uint8)
+            _for_each(table.entries, lambda entry: _fill(file.fileno(), data[entry.offset : entry.offset + entry.nbytes], entry.offset))
+            data.flags.writeable = False
     tensors = {entry.name: data[entry.offset : entry.offset + entry.nbytes] for entry in table.entries}
-    with ThreadPoolExecutor(min(_CHECKERS, os.cpu_count() or 1)) as checkers:
-        for entry, crc in zip(table.entries, checkers.map(zlib.crc32, tensors.values()), strict=True):
-            if crc != entry.crc:
-                raise PackError(f"the checksum of {entry.name} is wrong")
+    for entry, crc in zip(table.entries, _for_each(table.entries, lambda entry: zlib.crc32(tensors[entry.name].data)), strict=True):
+        if crc != entry.crc:
+            raise PackError(f"the checksum of {entry.name} is wrong")
     return Packed(tensors, sum(entry.nbytes for entry in table.entries), path)
 
 
@@ -139,7 +143,7 @@ def in_memory(items: Sequence[Item], progress: Callable[[int], None]) -> Packed:
     for item in items:
         offsets.append(total)
         total += item.nbytes + -item.nbytes % ALIGN
-    data = np.frombuffer(mmap.mmap(-1, max(1, total)), dtype=np.uint8)
+    data = np.frombuffer(private_memory(max(1, total)), dtype=np.uint8)
     tensors: dict[str, Bytes] = {}
     for item, offset in zip(items, offsets, strict=True):
         tensors[item.name] = data[offset : offset + item.nbytes]
@@ -148,11 +152,52 @@ def in_memory(items: Sequence[Item], progress: Callable[[int], None]) -> Packed:
     return Packed(tensors, sum(item.nbytes for item in items), None)
 
 
+def private_memory(nbytes: int) -> mmap.mmap:
+    """Zeroed memory that is taken when it is touched, in huge pages where the machine has them."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared gets no huge pages
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def has_huge_pages() -> bool:
+    """Whether `private_memory` gets huge pages."""
+    try:
+        return "[never]" not in _HUGE_PAGES.read_text()
+    except OSError:
+        return False
+
+
 def aligned(nbytes: int) -> Bytes:
     """Uninitialised bytes that begin at a multiple of ALIGN."""
     raw = np.empty(nbytes + ALIGN, dtype=np.uint8)
     start = -raw.ctypes.data % ALIGN
     return raw[start : start + nbytes]
+
+
+def _checked_table(data: Bytes, key: PackKey, items: Sequence[Item]) -> Table:
+    table = _table(data)
+    if table.key != key:
+        raise PackError("it belongs to other weights or kernels")
+    if [(entry.name, entry.nbytes) for entry in table.entries] != [(item.name, item.nbytes) for item in items]:
+        raise PackError("it holds other tensors")
+    return table
+
+
+def _for_each(entries: Sequence[Entry], work: Callable[[Entry], T]) -> list[T]:
+    """`work` on all entries, by a few threads: reading and checksums go on without the interpreter."""
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        return list(threads.map(work, entries))
+
+
+def _fill(file: int, out: Bytes, offset: int) -> None:
+    """Read exactly `out` from `offset` on."""
+    done = 0
+    while done < len(out):
+        count = os.preadv(file, [out[done:].data], offset + done)
+        if count == 0:
+            raise PackError("it has become shorter")
+        done += count
 
 
 def _table(data: Bytes) -> Table:

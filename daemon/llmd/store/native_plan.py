@@ -66,9 +66,10 @@ class NativePlan(Struct, frozen=True):
 def make_plan(config: ModelConfig, stored: Mapping[str, StoredTensor], args: ModelArgs, *, gguf: bool) -> NativePlan:
     """The plan for `args` over the files' tensors, in the order of the computation."""
     planner = _Planner(config, stored, args, gguf)
-    made = [*planner.outer()]
+    made: list[MatrixPlan | VectorPlan] = []
     for layer in range(config.num_layers):
         made += planner.layer(layer)
+    made += planner.outer()
     matrices = tuple(one for one in made if isinstance(one, MatrixPlan))
     vectors = tuple(one for one in made if isinstance(one, VectorPlan))
     return NativePlan(f"{planner.quantization}-{args.dtype}", matrices, vectors)
