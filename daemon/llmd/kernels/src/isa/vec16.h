@@ -29,7 +29,7 @@ VEC_INLINE uint32_t float_to_bits(float value) {
 // Round to nearest even; NaN stays NaN.
 VEC_INLINE uint16_t to_bf16(float value) {
     const uint32_t bits = float_to_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
     return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -74,6 +74,13 @@ VEC_INLINE void load_i8_quads(const void* p, V out[4]) {
     out[1].v = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(raw, 16), 24));
     out[2].v = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(raw, 8), 24));
     out[3].v = _mm512_cvtepi32_ps(_mm512_srai_epi32(raw, 24));
+}
+// 16 bf16, rounded to nearest even; NaN stays NaN
+VEC_INLINE void store_bf16(uint16_t* p, V a) {
+    const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
 }
 // lanes 2i and 2i + 1 change places
 VEC_INLINE V swap_pairs(V a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
@@ -135,6 +142,14 @@ VEC_INLINE void load_i8_quads(const void* p, V out[4]) {
     const __m256i low = _mm256_loadu_si256(at), high = _mm256_loadu_si256(at + 1);
     for (int i = 0; i < 4; i++) out[i] = {byte8(low, 24 - 8 * i), byte8(high, 24 - 8 * i)};
 }
+VEC_INLINE __m256i bf16x8(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+VEC_INLINE void store_bf16(uint16_t* p, V x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi32(bf16x8(x.a), bf16x8(x.b)), 0xd8));
+}
 VEC_INLINE V swap_pairs(V x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
 VEC_INLINE void halves(V x, __m256& low, __m256& high) {
     low = x.a;
@@ -178,6 +193,9 @@ VEC_INLINE uint32_t equal(V a, V b) {
     return bits;
 }
 VEC_INLINE V in_lanes(int lo, int hi, V a, V b) { LLMD_LANES(i >= lo && i < hi ? a.v[i] : b.v[i]); }
+VEC_INLINE void store_bf16(uint16_t* p, V a) {
+    for (int i = 0; i < 16; i++) p[i] = to_bf16(a.v[i]);
+}
 VEC_INLINE V swap_pairs(V a) { LLMD_LANES(a.v[i ^ 1]); }
 VEC_INLINE void load_bf16_pairs(const void* p, V& first, V& second) {
     uint32_t raw[16];
