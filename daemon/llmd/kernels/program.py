@@ -252,7 +252,7 @@ class Program:
     def set_cache(self, slots: int) -> None:
         """A new, empty cache. Its pages take memory when they are first written. A bad size or no memory: KernelError."""
         try:
-            memory = mmap.mmap(-1, self.cache_bytes(slots))
+            memory = mmap.mmap(-1, self.cache_bytes(slots), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
         except (OSError, ValueError, OverflowError) as error:
             raise KernelError(f"no KV cache of {slots} slots: {error}") from None
         memory.madvise(mmap.MADV_HUGEPAGE)
