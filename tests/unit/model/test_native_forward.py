@@ -190,7 +190,7 @@ def test_decoding_in_batches_of_any_size(tmp_path: Path, types: str, count: int)
 def test_what_lay_in_the_cache_before_is_never_seen(tmp_path: Path, page_size: int, kv: str) -> None:
     path = random_llama(tmp_path / "m")
     clean, stepper = (native(path, tmp_path / "cache", page_size=page_size, kv_cache_dtype=kv) for _ in range(2))
-    stepper.runner.program._cache[:] = 0xFF
+    stepper.runner.program.cache[:] = 0xFF
     for new in ({1: tokens(9), 2: tokens(33)}, {1: [1], 2: [2]}, {2: tokens(20, 2)}):
         results = stepper.step(new, logprobs=KNOWN)
         assert all(result.finite for result in results.values())
@@ -199,7 +199,7 @@ def test_what_lay_in_the_cache_before_is_never_seen(tmp_path: Path, page_size: i
 
 def test_the_cache_takes_memory_as_it_is_used(tmp_path: Path) -> None:
     stepper = native(random_llama(tmp_path / "m"), tmp_path / "cache", context=65_536, requests=64)
-    assert stepper.runner.program._cache.nbytes > 2**30
+    assert stepper.runner.program.cache.nbytes > 2**30
     before = resident()
     stepper.step({1: tokens(40)})
     assert resident() - before < 64 * 2**20
