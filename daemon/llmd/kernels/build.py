@@ -1,6 +1,7 @@
 """Compiles the native kernels into one shared library, `libllmd_kernels.so` beside this file. Standard library only: `setup.py` runs it on its own.
 
-`src/*.cpp` is compiled once; `src/isa/*.cpp`, the kernels themselves, once per instruction set (src/isa.h). `python -m llmd.kernels.build` builds in place.
+`src/*.cpp` is compiled once; `src/isa/*.cpp`, the kernels themselves, once per instruction set, and `src/amx/*.cpp` once more for those with AMX (src/isa.h).
+`python -m llmd.kernels.build` builds in place.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def build(target: Path, *, jobs: int = 2) -> None:
         commands = list(_commands(compiler, Path(scratch)))
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(_run, commands))
-        _check_unshared(sorted(Path(scratch).glob("*.avx*.o")))
+        _check_unshared(sorted(Path(scratch).glob("*.a*.o")))
         linked = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             objects = [command[-1] for command in commands]
@@ -82,6 +83,10 @@ def _commands(compiler: list[str], scratch: Path) -> list[list[str]]:
         [*compiler, *flags, *ISA_FLAGS[name], f"-DLLMD_ISA_NS={name}", "-c", str(source), "-o", str(scratch / f"{source.stem}.{name}.o")]
         for name in ("avx512", "avx2", "scalar")
         for source in kernels
+    ]
+    isa += [
+        [*compiler, *flags, *ISA_FLAGS["avx512"], "-DLLMD_ISA_NS=amx", "-c", str(source), "-o", str(scratch / f"{source.stem}.amx.o")]
+        for source in sorted((HERE / "src" / "amx").glob("*.cpp"))
     ]
     plain = [
         [*compiler, *flags, *ISA_FLAGS["scalar"], "-c", str(source), "-o", str(scratch / f"{source.stem}.o")] for source in sorted((HERE / "src").glob("*.cpp"))

@@ -1,6 +1,6 @@
 """Finds and loads the native kernels, `libllmd_kernels.so`, and declares the C functions that all of them share.
 
-`library()` is the loaded library, or None: then `why_absent()` says why in one line, and the torch path serves. `LLMD_ISA` (scalar, avx2, avx512) forces an
+`library()` is the loaded library, or None: then `why_absent()` says why, and the torch path serves. `LLMD_ISA` (scalar, avx2, avx512, amx) forces an
 instruction set; one that the CPU lacks, or an unknown word, raises ConfigError: whoever sets it wants that one and no other.
 ctypes lets go of the interpreter lock during each call. Imports neither numpy nor torch.
 """
@@ -20,7 +20,7 @@ PATH = Path(__file__).with_name("libllmd_kernels.so")
 #: As in src/abi.h: raised when a signature changes.
 ABI_VERSION = 1
 #: In the order of src/isa.h.
-ISAS = ("scalar", "avx2", "avx512")
+ISAS = ("scalar", "avx2", "avx512", "amx")
 
 #: What a function returns, and what it takes. Pointers are void*: addresses as int, or None.
 Signatures = Mapping[str, tuple[Any, Sequence[Any]]]

@@ -1,6 +1,8 @@
 #include "isa.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -24,6 +26,12 @@ uint64_t saved_state() {
     return (uint64_t(high) << 32) | low;
 }
 
+// Since Linux 5.16 a process asks for the tiles, which make its signal frames 8 KiB larger.
+bool amx_granted() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+}
+
 Isa detect() {
     const Leaf one(1, 0), seven(7, 0);
     const bool osxsave = bit(one.ecx, 27), avx = bit(one.ecx, 28), fma = bit(one.ecx, 12), f16c = bit(one.ecx, 29);
@@ -32,7 +40,8 @@ Isa detect() {
     if ((state & 0x6) != 0x6) return ISA_SCALAR;  // SSE and AVX registers
     const bool f = bit(seven.ebx, 16), dq = bit(seven.ebx, 17), bw = bit(seven.ebx, 30), vl = bit(seven.ebx, 31), vnni = bit(seven.ecx, 11);
     if (!f || !dq || !bw || !vl || !vnni || (state & 0xe6) != 0xe6) return ISA_AVX2;  // and mask and ZMM registers
-    return ISA_AVX512;
+    const bool tiles = bit(seven.edx, 24), int8 = bit(seven.edx, 25);
+    return tiles && int8 && (state & 0x60000) == 0x60000 && amx_granted() ? ISA_AMX : ISA_AVX512;
 }
 
 std::atomic<int> in_use{-1};
@@ -50,7 +59,7 @@ Isa current_isa() {
 }
 
 bool set_isa(int isa) {
-    if (isa < ISA_SCALAR || isa > best_isa()) return false;
+    if (isa < 0 || isa > best_isa()) return false;
     in_use.store(isa, std::memory_order_relaxed);
     return true;
 }

@@ -6,14 +6,15 @@
 // would then also run on a CPU that has none. <cmath> and <algorithm> are therefore left out on purpose; simd.h has what is needed.
 //
 // A family of kernels (linear.h, ...) declares a struct of function pointers and one constant of it per ISA; `select(scalar, avx2, avx512)`
-// picks the one in use.
+// picks the one in use. src/amx/ is compiled once.
 #pragma once
 
 namespace llmd {
 
-enum Isa : int { ISA_SCALAR = 0, ISA_AVX2 = 1, ISA_AVX512 = 2 };
+enum Isa : int { ISA_SCALAR = 0, ISA_AVX2 = 1, ISA_AVX512 = 2, ISA_AMX = 3 };  // AMX: AVX-512, and linears on the matrix unit
 
-// The best ISA that this CPU and this operating system have (AVX2 needs FMA and F16C; AVX-512 needs F, BW, DQ, VL and VNNI).
+// The best ISA that this CPU and this operating system have (AVX2 needs FMA and F16C; AVX-512 needs F, BW, DQ, VL and VNNI;
+// AMX needs its tiles, its int8 products and the kernel's leave, which is asked for).
 Isa best_isa();
 
 // The ISA in use: the best one, until set_isa. set_isa refuses (false) what the CPU lacks. It is for start-up and for tests: not while kernels run.
@@ -22,7 +23,7 @@ bool set_isa(int isa);
 
 template <class Table>
 const Table& select(const Table& scalar, const Table& avx2, const Table& avx512) {
-    return current_isa() == ISA_AVX512 ? avx512 : current_isa() == ISA_AVX2 ? avx2 : scalar;
+    return current_isa() >= ISA_AVX512 ? avx512 : current_isa() == ISA_AVX2 ? avx2 : scalar;
 }
 
 }  // namespace llmd

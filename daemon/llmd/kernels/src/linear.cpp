@@ -29,7 +29,9 @@ LinearTiles::LinearTiles(const Linear& op, int threads) : op_(op), kernels_(line
 
 void LinearTiles::run(int tile) const {
     const int panel = tile % panel_tiles_, row = tile / panel_tiles_;
-    kernels_.block(op_, cut(panels_, panel, panel_tiles_), cut(panels_, panel + 1, panel_tiles_), cut(op_.m, row, row_tiles_), cut(op_.m, row + 1, row_tiles_));
+    const int blocks = (op_.m + ROW_BLOCK - 1) / ROW_BLOCK;
+    const int row0 = cut(blocks, row, row_tiles_) * ROW_BLOCK, row1 = std::min(op_.m, cut(blocks, row + 1, row_tiles_) * ROW_BLOCK);
+    kernels_.block(op_, cut(panels_, panel, panel_tiles_), cut(panels_, panel + 1, panel_tiles_), row0, row1);
 }
 
 void linear(Pool& pool, const Linear& op) {

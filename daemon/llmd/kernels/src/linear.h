@@ -87,8 +87,11 @@ struct LinearKernels {
 namespace scalar { extern const LinearKernels linear_kernels; }
 namespace avx2 { extern const LinearKernels linear_kernels; }
 namespace avx512 { extern const LinearKernels linear_kernels; }
+namespace amx { extern const LinearKernels linear_kernels; }
 
-inline const LinearKernels& linear_kernels() { return select(scalar::linear_kernels, avx2::linear_kernels, avx512::linear_kernels); }
+inline const LinearKernels& linear_kernels() {
+    return current_isa() == ISA_AMX ? amx::linear_kernels : select(scalar::linear_kernels, avx2::linear_kernels, avx512::linear_kernels);
+}
 
 static inline int panel_width(int format) { return is_quantized(format) ? PANEL : PANEL_FP; }
 static inline int panels(const Matrix& w) { return (w.n + panel_width(w.format) - 1) / panel_width(w.format); }
