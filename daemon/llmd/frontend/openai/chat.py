@@ -18,7 +18,7 @@ from llmd.frontend.openai.params import RequestParams, check_model, read_params,
 from llmd.frontend.openai.usage import Usage
 from llmd.frontend.replies import dumps
 from llmd.frontend.req_state import Delta
-from llmd.frontend.tokenizer_manager import ChoiceSpec
+from llmd.frontend.tokenizer_manager import ChoiceSpec, TokenizerManager
 
 #: Names that the template gets from elsewhere. `self` is jinja's.
 _RESERVED = ("messages", "tools", "add_generation_prompt", "self")
@@ -36,10 +36,10 @@ class ChatCompletions(Endpoint):
         messages = read_messages(fields)
         params = read_params(fields, vocabulary=self.boot.files.tokenizer_size, least_tokens=1, fresh_seed=self.manager.fresh_seed)
         logprobs = _logprobs(fields)
-        rendering = _rendering(fields)
+        rendering = read_rendering(fields)
         special = fields.boolean("add_special_tokens")
         fields.finish(strict=self.boot.args.http.strict)
-        text = await self._render(messages, rendering)
+        text = await render(self.manager, messages, rendering)
         ids = await self.manager.encode(text, add_special_tokens=special, param="messages")
         if not ids:
             raise fault("messages", "the chat template makes no prompt of these")
@@ -61,18 +61,6 @@ class ChatCompletions(Endpoint):
         answer = ChatAnswer(self.rid(exchange), self.boot.served_name, self.view.weights_version, params, usage, logprobs, echo=echo, prompt_ids=ids)
         return Prepared(specs, answer)
 
-    async def _render(self, messages: list[dict[str, Any]], rendering: Rendering) -> str:
-        """The prompt. One that goes on with the last message ends where that message's content ends, whatever the template puts after it."""
-        if not rendering.continue_final:
-            return await self.manager.render(messages, rendering.arguments)
-        mark = f"<{secrets.token_hex(16)}>"
-        last = {**messages[-1], "content": messages[-1]["content"] + mark}
-        text = await self.manager.render([*messages[:-1], last], rendering.arguments)
-        before, found, _ = text.rpartition(mark)
-        if not found:
-            raise fault("continue_final_message", "the chat template does not show the last message as it is")
-        return before.replace(mark, "")
-
 
 class Rendering(Struct, frozen=True):
     """How messages become a prompt."""
@@ -82,6 +70,19 @@ class Rendering(Struct, frozen=True):
     continue_final: bool
     echo: bool
     """The answer begins with the last message, where it goes on with that."""
+
+
+async def render(manager: TokenizerManager, messages: list[dict[str, Any]], rendering: Rendering) -> str:
+    """The prompt. One that goes on with the last message ends where that message's content ends, whatever the template puts after it."""
+    if not rendering.continue_final:
+        return await manager.render(messages, rendering.arguments)
+    mark = f"<{secrets.token_hex(16)}>"
+    last = {**messages[-1], "content": messages[-1]["content"] + mark}
+    text = await manager.render([*messages[:-1], last], rendering.arguments)
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        raise fault("continue_final_message", "the chat template does not show the last message as it is")
+    return before.replace(mark, "")
 
 
 class ChatAnswer(Answer):
@@ -173,7 +174,7 @@ def _logprobs(fields: Fields) -> int:
     return top or 0
 
 
-def _rendering(fields: Fields) -> Rendering:
+def read_rendering(fields: Fields) -> Rendering:
     arguments = dict(fields.mapping("chat_template_kwargs") or {})
     for name in _RESERVED:
         if name in arguments:
