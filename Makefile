@@ -52,8 +52,9 @@ format: setup ## bring all files into form
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
 
-docs: setup ## write etc/llmd/llmd.yaml, its JSON schema and docs/configuration.md from the fields
+docs: setup ## write what follows from code: etc/llmd/*, docs/configuration.md, docs/llmctl.md, man page, completions
 	$(BIN)/python -m llmd.config.docs .
+	$(BIN)/python -m llmctl.generate .
 
 bench: setup ## measure what is in tests/bench; prints numbers, judges nothing
 	@for file in tests/bench/bench_*.py; do \

@@ -1,16 +1,21 @@
-"""Speaks HTTP with the admin plane over its unix socket. Standard library only: this is what keeps llmctl's start short."""
+"""Speaks HTTP with the admin plane, over its unix socket or TCP. Standard library only: this is what keeps llmctl's start short.
+
+No proxy is ever used. The outcome of a change whose answer did not come is not known: that is exit status 69, whatever the reason.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from llmctl import exits, find
 from llmctl.exits import CtlError
@@ -39,51 +44,142 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 @dataclass(frozen=True)
+class Remote:
+    """An admin plane over TCP."""
+
+    host: str
+    port: int
+    tls: bool
+    key: str = field(default="", repr=False)
+
+    @classmethod
+    def at(cls, url: str, key_file: str | None) -> Remote:
+        """Raises CtlError: a bad URL, a key file that cannot be read."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if parts.scheme not in ("http", "https") or not host or port is None or parts.path not in ("", "/"):
+            raise CtlError(exits.USAGE, f"--url: expected https://HOST:PORT or http://HOST:PORT, got {url!r}")
+        try:
+            key = Path(key_file).read_text().strip() if key_file else ""
+        except OSError as error:
+            raise CtlError(exits.BAD_INPUT, f"--key-file: {key_file}: {error.strerror}") from None
+        return cls(host, port, parts.scheme == "https", key)
+
+    def connect(self, timeout: float) -> http.client.HTTPConnection:
+        """Raises CtlError: 3 where nobody listens, 4 where nobody answers, 77 where the certificate is not trusted."""
+        connection = (
+            http.client.HTTPSConnection(self.host, self.port, timeout=timeout)
+            if self.tls
+            else http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        )
+        where = f"{self.host}:{self.port}"
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise CtlError(exits.NOT_ANSWERING, f"{where} took no connection within {timeout:g} s") from None
+        except OSError as error:
+            if self.tls and "CERTIFICATE" in str(error):
+                raise CtlError(exits.PERMISSION, f"{where}: its certificate is not trusted: {error}", "name your authority in SSL_CERT_FILE") from None
+            raise CtlError(exits.NOT_RUNNING, f"nobody listens on {where}: {error.strerror or error}", "is admin.listen set, and llmd running?") from None
+        return connection
+
+
+@dataclass(frozen=True)
 class Client:
-    """The daemon at one of `candidates`."""
+    """The daemon at one of `candidates`, or at `remote`."""
 
     candidates: list[find.Place]
     instance: str | None = None
+    remote: Remote | None = None
 
     @classmethod
-    def locate(cls, socket_path: str | None, instance: str | None, environ: Mapping[str, str]) -> Client:
+    def locate(
+        cls, socket_path: str | None, instance: str | None, environ: Mapping[str, str], *, url: str | None = None, key_file: str | None = None
+    ) -> Client:
+        """Raises CtlError where `url` or `key_file` cannot be."""
+        if url is not None:
+            return cls([], instance, Remote.at(url, key_file))
         return cls(find.places(socket_path, instance, environ), instance)
 
     @property
     def place(self) -> find.Place:
-        """Where the daemon is. Raises CtlError (3) that says where it was looked for."""
+        """Where the daemon is on this machine. Raises CtlError (3) that says where it was looked for."""
+        if self.remote is not None:
+            raise CtlError(exits.USAGE, "this needs the daemon's own machine, and does not go with --url")
         chosen = find.choose(self.candidates)
         if chosen is None:
             looked = ", ".join(str(place.socket) for place in self.candidates)
             raise CtlError(exits.NOT_RUNNING, f"llmd is not running: there is no socket at {looked}", self._start_hint())
         return chosen
 
+    def place_or_none(self) -> find.Place | None:
+        """Where a daemon lives on this machine, if one does."""
+        return next((place for place in self.candidates if place.pid is not None), None)
+
     def get(self, path: str, timeout: float, **query: Any) -> Any:
         """The JSON answer of a GET. Raises CtlError."""
         given = {name: value for name, value in query.items() if value is not None}
         return self._request("GET", f"{path}?{urlencode(given)}" if given else path, None, timeout)
 
+    def text(self, path: str, timeout: float) -> str:
+        """The text of a GET, whatever it is. Raises CtlError."""
+        with self._sent("GET", path, None, timeout) as (response, connection):
+            data = _read(response, connection, time.monotonic() + timeout)
+            if response.status >= 400:
+                _decode(response.status, data, path)
+            return data.decode("utf-8", "replace")
+
     def post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
         """The JSON answer of a POST. Raises CtlError."""
         return self._request("POST", path, json.dumps(body).encode(), timeout)
 
+    def stream(self, path: str, silence: float) -> Iterator[bytes]:
+        """The lines of an answer that does not end. Raises CtlError (69) when it does, or when nothing has come for `silence` seconds."""
+        with self._sent("GET", path, None, silence) as (response, connection):
+            if response.status >= 400:
+                _decode(response.status, response.read(MAX_REPLY), path)
+            if connection.sock is not None:
+                connection.sock.settimeout(silence)
+            while line := response.readline(MAX_REPLY):
+                yield line
+        raise CtlError(exits.LOST, "the connection to llmd was lost", "llmctl status")
+
     def _request(self, method: str, target: str, body: bytes | None, timeout: float) -> Any:
-        place = self.place
         deadline = time.monotonic() + timeout
+        with self._sent(method, target, body, timeout) as (response, connection):
+            return _decode(response.status, _read(response, connection, deadline), target)
+
+    @contextlib.contextmanager
+    def _sent(self, method: str, target: str, body: bytes | None, timeout: float) -> Iterator[tuple[http.client.HTTPResponse, http.client.HTTPConnection]]:
+        """A request that is on its way, and its answer as it begins."""
+        connection = self.remote.connect(timeout) if self.remote is not None else self._unix(timeout)
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self.remote is not None and self.remote.key:
+            headers["Authorization"] = f"Bearer {self.remote.key}"
+        try:
+            connection.request(method, target, body, headers)
+            yield connection.getresponse(), connection
+        except TimeoutError:
+            status = exits.LOST if method == "POST" else exits.NOT_ANSWERING
+            raise CtlError(status, f"llmd did not answer {method} {target.partition('?')[0]} within {timeout:g} s", _HINTS[method]) from None
+        except (OSError, http.client.HTTPException) as error:
+            hint = "what was asked may still go on: llmctl status, llmctl audit" if method == "POST" else "llmctl status"
+            raise CtlError(exits.LOST, f"the connection to llmd was lost: {error or type(error).__name__}", hint) from None
+        finally:
+            connection.close()
+
+    def _unix(self, timeout: float) -> _UnixConnection:
+        place = self.place
         connection = _UnixConnection(str(place.socket), timeout)
         try:
             self._connect(connection, place, timeout)
-            headers = {"Content-Type": "application/json"} if body is not None else {}
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
-            data = _read(response, connection, deadline)
-        except TimeoutError:
-            raise CtlError(exits.TIMED_OUT, f"llmd did not answer {method} {target.partition('?')[0]} within {timeout:g} s", _HINTS[method]) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise CtlError(exits.LOST, f"the connection to llmd was lost: {error or type(error).__name__}", "llmctl status") from None
-        finally:
+        except CtlError:
             connection.close()
-        return _decode(response.status, data, target)
+            raise
+        return connection
 
     def _connect(self, connection: _UnixConnection, place: find.Place, timeout: float) -> None:
         try:
@@ -113,7 +209,7 @@ class Client:
         return f"start it with `{command}`, or say where it is with --socket PATH"
 
 
-def _read(response: http.client.HTTPResponse, connection: _UnixConnection, deadline: float) -> bytes:
+def _read(response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float) -> bytes:
     """The body, within the deadline as a whole and not only between two bytes."""
     parts: list[bytes] = []
     size = 0
@@ -152,6 +248,8 @@ def _refusal(status: int, reply: dict[str, Any], path: str) -> CtlError:
     operation = reply.get("operation")
     if isinstance(operation, dict) and operation.get("state") == "rolled_back":
         exit_status = exits.FAILED
+    elif isinstance(operation, dict) and operation.get("outcome") == "unknown":
+        exit_status = exits.LOST
     if status in (404, 405) and code in (None, "not_found", "method_not_allowed"):
         return CtlError(exits.FAILED, f"this llmd does not have {path}", "llmctl version shows both versions", reply)
     message = str(error.get("message") or f"llmd answered {status} to {path}")

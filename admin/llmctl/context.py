@@ -12,13 +12,15 @@ from typing import Any
 from llmctl import exits
 from llmctl.client import Client
 from llmctl.exits import CtlError
-from llmctl.output import Output
+from llmctl.output import Output, plan_lines
+from llmctl.verb import Verb
 
 #: Seconds within which a question is answered; `status` and `health` promise an answer in under 3 s, start-up included.
 READ_TIMEOUT = 2.0
 #: Seconds for a change that does not wait for anything, and for one that loads a model.
 CHANGE_TIMEOUT = 15.0
 PATIENCE = 900.0
+A_DAY = 86400.0
 #: Seconds that a connection outlives the limit that the daemon was given.
 GRACE = 10.0
 POLL = 0.1
@@ -31,28 +33,64 @@ class Context:
     options: argparse.Namespace
     client: Client
     out: Output
+    verb: Verb
 
     def read_timeout(self) -> float:
         return float(self.options.timeout or READ_TIMEOUT)
 
     def get(self, path: str, **query: Any) -> Any:
-        return self.client.get(path, self.read_timeout(), **query)
-
-    def change(self, path: str, body: dict[str, Any], *, waits: bool = False) -> dict[str, Any]:
-        """POST a change, with --reason. A verb that `waits` passes --timeout on, and its connection outlives the daemon's own limit a little."""
-        limit = self.options.timeout
-        if waits and limit:
-            body = {**body, "timeout_s": limit}
-        if self.options.reason:
-            body = {**body, "reason": self.options.reason}
-        patience = PATIENCE if waits else CHANGE_TIMEOUT
         try:
-            reply = self.client.post(path, body, limit + GRACE if limit else patience)
+            return self.client.get(path, self.read_timeout(), **query)
+        except CtlError as error:
+            if error.status == exits.NOT_ANSWERING and self.options.timeout:
+                raise CtlError(exits.TIMED_OUT, error.message, error.hint, error.data) from None
+            raise
+
+    def change(self, path: str, body: dict[str, Any], *, waits: bool = False) -> dict[str, Any] | None:
+        """POST a change, with --reason. A verb that `waits` passes --timeout on, and its connection outlives the daemon's own limit a little.
+
+        None: it was only planned (--dry-run), and the plan has been shown. Raises CtlError, also where the operator says no."""
+        options = self.options
+        limit = options.timeout or (A_DAY if options.wait and waits else None)
+        body = {name: value for name, value in body.items() if value is not None}
+        if waits and limit:
+            body["timeout_s"] = limit
+        if options.dry_run:
+            self._show_plan(self._post(path, {**body, "dry_run": True}, CHANGE_TIMEOUT))
+            return None
+        self._confirm(path, body)
+        if options.reason:
+            body["reason"] = options.reason
+        if getattr(options, "no_wait", False):
+            body["wait"] = False
+        reply = self._post(path, body, limit + GRACE if limit else PATIENCE if waits else CHANGE_TIMEOUT)
+        return reply if isinstance(reply, dict) else {"data": {"result": reply}}
+
+    def _post(self, path: str, body: dict[str, Any], patience: float) -> Any:
+        try:
+            return self.client.post(path, body, patience)
         except CtlError as error:
             if error.data and not self.out.is_table:
                 self.out.data(error.data)
             raise
-        return reply if isinstance(reply, dict) else {"data": {"result": reply}}
+
+    def _confirm(self, path: str, body: dict[str, Any]) -> None:
+        """On a terminal a risky change shows its plan, and waits for a yes. Without one nobody is there to ask, and nothing is."""
+        if self.verb.risk in ("read", "safe") or self.options.yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return
+        plan = self._post(path, {**body, "dry_run": True}, CHANGE_TIMEOUT).get("plan") or {}
+        for line in plan_lines(plan):
+            self.note(line)
+        print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise CtlError(exits.FAILED, "nothing was done")
+
+    def _show_plan(self, reply: dict[str, Any]) -> None:
+        if not self.out.is_table:
+            self.out.data(reply)
+            return
+        for line in plan_lines(reply.get("plan") or {}):
+            self.out.line(line)
 
     def note(self, text: str) -> None:
         """Something for people, beside the data."""
@@ -66,8 +104,24 @@ class Context:
                 raise CtlError(exits.TIMED_OUT, f"not within {limit:g} s: {what}", "llmctl status")
             time.sleep(POLL)
 
-    def report(self, reply: dict[str, Any], done: str) -> int:
+    def watch(self, show: Callable[[], int]) -> int:
+        """`show` once, or with --watch again and again until interrupted. On a terminal each time on a clean screen."""
+        every = self.options.watch
+        if every is None:
+            return show()
+        while True:
+            self.out.clear()
+            try:
+                show()
+            except CtlError as error:
+                self.note(f"llmctl: {error.message}")
+            sys.stdout.flush()
+            time.sleep(every)
+
+    def report(self, reply: dict[str, Any] | None, done: str) -> int:
         """Show what a change led to: the data, or `done` and one line for each rank; 1 unless it succeeded as a whole."""
+        if reply is None:
+            return exits.OK
         state = str(reply.get("state") or "succeeded")
         failed = state in ("failed", "partial", "rolled_back")
         if not self.out.is_table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -39,6 +40,14 @@ class Output:
     def data(self, value: Any) -> None:
         """A whole answer as JSON or YAML."""
         self.line(json.dumps(value, indent=2, ensure_ascii=False) if self.form != "yaml" else to_yaml(value))
+
+    def clear(self) -> None:
+        """A clean screen, where there is one; else an empty line between two answers."""
+        self._stream.write("\x1b[H\x1b[2J" if self._stream.isatty() else "\n")
+
+    def flush(self) -> None:
+        """Let it be seen now."""
+        self._stream.flush()
 
     def line(self, text: str = "") -> None:
         self._stream.write(text + "\n")
@@ -133,6 +142,31 @@ def size(count: Any) -> str:
             return f"{amount:.0f} {unit}" if amount >= 10 or unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def when(seconds: Any) -> str:
+    """Unix time as local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if isinstance(seconds, int | float) else "-"
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """A plan for people: what is done, and what it costs."""
+    lines = [f"{number}. {one_line(step)}" for number, step in enumerate(plan.get("steps") or [], 1)]
+    lines += [f"   {change['key']}: {change['before']} -> {change['after']}  [{change['reload']}]" for change in plan.get("changes") or []]
+    costs = []
+    for name, noun in (("requests_aborted", "aborted"), ("requests_held", "held"), ("requests_finished", "waited for")):
+        if plan.get(name):
+            costs.append(f"{counted(plan[name], 'request')} {noun}")
+    for name, noun in (("tokens_dropped", "generated token"), ("pages_forgotten", "cached page")):
+        if plan.get(name):
+            costs.append(f"{counted(plan[name], noun)} dropped")
+    for name, word in (("processes_restarted", "restarted"), ("processes_stopped", "stopped")):
+        if plan.get(name):
+            costs.append(f"{word}: {', '.join(plan[name])}")
+    downtime = plan.get("downtime_s")
+    if plan.get("processes_restarted"):
+        costs.append(f"without an engine for {'an unknown time' if downtime is None else f'about {duration(downtime)}'}")
+    return [*lines, f"cost: {'; '.join(costs) or 'none'}"]
 
 
 def bar(used: float, total: float, width: int = 20) -> str:

@@ -9,7 +9,6 @@ Prompts are random words, sent greedy with ignore_eos. It loads the server as ha
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -21,20 +20,6 @@ from llmctl import exits, load
 from llmctl.context import Context
 from llmctl.exits import CtlError
 from llmctl.load import WORKS, LoadError, Result, Target, Work
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", nargs="?", metavar="URL", help="the server, as http://HOST:PORT or with its path; default: this llmd")
-    parser.add_argument("--model", metavar="NAME", help="model to ask for; default: the first that it serves")
-    parser.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key; else $OPENAI_API_KEY")
-    parser.add_argument(
-        "--work", choices=tuple(WORKS), default="short", help="short: 128 in, 128 out; shared: 1,024 shared + 32 in, 64 out; long: 1,500 in, 16 out"
-    )
-    parser.add_argument("--streams", metavar="N,...", type=_numbers, default=(1, 4, 16, 64), help="requests in flight; default: 1,4,16,64")
-    parser.add_argument("--requests", metavar="N", type=_number, help="requests of each run; default: as many as streams")
-    parser.add_argument("--input-len", metavar="N", type=_number, help="length of prompts, in words")
-    parser.add_argument("--output-len", metavar="N", type=_number, help="tokens to generate")
-    parser.add_argument("--seed", type=int, help="of the prompts; default: other prompts each time")
 
 
 def run(context: Context) -> int:
@@ -91,11 +76,11 @@ def _row(result: Result) -> dict[str, Any]:
 
 def _target(context: Context) -> Target:
     options = context.options
-    url = options.url or str(context.get("/v1/status").get("http") or "")
+    url = options.server or str(context.get("/v1/status").get("http") or "")
     if not url:
         raise CtlError(exits.FAILED, "this llmd has no HTTP address", "llmctl bench http://HOST:PORT")
     try:
-        key = options.api_key_file.read_text().strip() if options.api_key_file else os.environ.get("OPENAI_API_KEY", "")
+        key = Path(options.api_key_file).read_text().strip() if options.api_key_file else os.environ.get("OPENAI_API_KEY", "")
     except OSError as error:
         raise CtlError(exits.BAD_INPUT, f"{options.api_key_file}: {error.strerror}") from None
     try:
@@ -103,13 +88,3 @@ def _target(context: Context) -> Target:
         return target if target.model else replace(target, model=asyncio.run(load.models(target))[0])
     except (LoadError, KeyError, IndexError) as error:
         raise CtlError(exits.FAILED, f"{url} does not say what it serves: {error}", "give --model") from None
-
-
-def _number(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return int(text)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_number(part) for part in text.split(","))

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-
 from llmctl.context import Context
 from llmctl.verbs._answers import fetch
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """None of its own."""
 
 
 def run(context: Context) -> int:

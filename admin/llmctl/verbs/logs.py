@@ -5,7 +5,6 @@ Reads the files in log_dir; under systemd the journal has the same lines (`journ
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,13 +20,6 @@ from llmctl.exits import CtlError
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 TAIL_BYTES = 1 << 20
 FOLLOW_EVERY = 0.2
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("process", nargs="*", help="only these processes, e.g. control-0, or all of a role, e.g. scheduler")
-    parser.add_argument("-n", "--lines", type=int, default=50, help="how many lines; default: 50")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines until interrupted")
-    parser.add_argument("--dir", type=Path, help="where the log files are; default: the daemon's log_dir")
 
 
 def run(context: Context) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-
 from llmctl import exits
 from llmctl.context import Context
 from llmctl.verbs._answers import process_rows
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """None of its own."""
-
-
 def run(context: Context) -> int:
+    return context.watch(lambda: _show(context))
+
+
+def _show(context: Context) -> int:
     reply = context.get("/v1/processes")
     processes = reply.get("processes", []) if isinstance(reply, dict) else reply
     if context.out.is_table:

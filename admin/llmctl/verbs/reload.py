@@ -1,44 +1,47 @@
-"""Load other weights: `llmctl reload weights PATH`. The new ones are checked first; if they do not come up, the old ones come back.
+"""Take the changed configuration file, or load other weights: `llmctl reload weights PATH`.
 
-Running requests finish first (`--mode drain`, for --timeout at most), or end with an error (`abort`, `now`). `llmctl reload` alone
-will re-read the configuration file; this version cannot do that yet.
+`reload` alone (also `llmctl config reload`, `systemctl reload llmd`, SIGHUP) reads the configuration again, from the same file, variables and flags.
+All faults are told and nothing is changed; a key that needs a restart of llmd is refused by name, and nothing is changed either. Keys marked `live`
+take effect at once; keys marked `engine` restart the engine with requests held, and if it does not come up, the old values are back.
+
+`reload weights`: the new ones are checked first; if they do not come up, the old ones come back. Running requests finish first (`--mode drain`, for --timeout
+at most), or end with an error (`abort`; `now`: only those that have begun to answer).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from llmctl import exits
 from llmctl.context import Context
 from llmctl.exits import CtlError
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", choices=("config", "weights"), default="config", help="what to reload; default: config")
-    parser.add_argument("path", nargs="?", metavar="PATH", help="GGUF file or model directory")
-    parser.add_argument("--mode", choices=("drain", "abort", "now"), help="what happens to running requests; default: reload.mode")
-    parser.add_argument("--version", dest="weights_version", metavar="NAME", help="name of the new weights; default: derived from the files")
+from llmctl.output import counted
 
 
 def run(context: Context) -> int:
     options = context.options
     if options.what == "config":
-        raise CtlError(
-            exits.FAILED,
-            "re-reading the configuration is not there yet",
-            "restart llmd for it (systemctl restart llmd, or llmctl stop and llmd run); llmctl reload weights PATH loads other weights",
-        )
+        if options.path or options.mode or options.weights_version:
+            raise CtlError(exits.USAGE, "PATH, --mode and --version go with `reload weights`", "llmctl reload weights PATH")
+        return configuration(context)
     if not options.path:
         raise CtlError(exits.USAGE, "reload weights needs a PATH", "llmctl reload weights PATH")
-    path = os.path.abspath(options.path)
+    path = options.path if options.path == "dummy" else os.path.abspath(options.path)
     try:
         os.stat(path)
     except FileNotFoundError:
-        raise CtlError(exits.BAD_INPUT, f"{path}: there is no such file or directory") from None
+        if path != "dummy":
+            raise CtlError(exits.BAD_INPUT, f"{path}: there is no such file or directory") from None
     except OSError:
         pass  # the daemon may be allowed to look where we are not
-    body = {"path": path, "mode": options.mode, "version": options.weights_version}
-    reply = context.change("/v1/reload", {name: value for name, value in body.items() if value is not None}, waits=True)
-    data = reply.get("data") or reply
+    reply = context.change("/v1/reload", {"path": path, "mode": options.mode, "version": options.weights_version}, waits=True)
+    data = (reply or {}).get("data") or {}
     return context.report(reply, f"reloaded: weights {data.get('weights_version')}, engine epoch {data.get('epoch')}")
+
+
+def configuration(context: Context) -> int:
+    """`reload` without more."""
+    reply = context.change("/v1/config/reload", {}, waits=True)
+    changed = ((reply or {}).get("data") or {}).get("changed") or []
+    done = f"reloaded: {counted(len(changed), 'key')} changed: {', '.join(changed)}" if changed else "reloaded: nothing has changed"
+    return context.report(reply, done)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
 from llmctl.context import Context
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """None of its own."""
 
 
 def run(context: Context) -> int:

@@ -6,7 +6,6 @@ In 3 the state is `stopped` (as asked), `failed` (it gave up and said why) or `d
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from llmctl.context import Context
@@ -14,11 +13,11 @@ from llmctl.output import bar, duration
 from llmctl.verbs._answers import fetch, process_rows
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """None of its own."""
-
-
 def run(context: Context) -> int:
+    return context.watch(lambda: _once(context))
+
+
+def _once(context: Context) -> int:
     status, code, error = fetch(context)
     if not context.out.is_table:
         context.out.data(status)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 
 from llmctl import exits
@@ -10,10 +9,6 @@ from llmctl.context import Context
 from llmctl.exits import CtlError
 
 PATIENCE = 120.0
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-wait", action="store_true", help="return as soon as the stop has begun")
 
 
 def run(context: Context) -> int:
@@ -27,7 +22,7 @@ def run(context: Context) -> int:
         if error.status != exits.LOST or pid is None:
             raise
         reply = {"state": "succeeded"}
-    if context.options.no_wait or pid is None:
+    if reply is None or context.options.leave or pid is None:
         return context.report(reply, "stopping")
     limit = (context.options.timeout or PATIENCE) - (time.monotonic() - began)
     context.wait(f"llmd (pid {pid}) has ended", lambda: place.pid != pid, limit)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 from llmctl import exits
 from llmctl.context import Context
 from llmctl.exits import CtlError
 from llmd import __version__
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """None of its own."""
 
 
 def run(context: Context) -> int:

@@ -11,6 +11,7 @@ import psutil
 
 from llmd import __version__
 from llmd.control.core import Core
+from llmd.control.drain import INFLIGHT
 from llmd.control.snapshot import ProcessView
 from llmd.control.table import Worker
 from llmd.control.watchdog import limit_of
@@ -55,6 +56,7 @@ def status(core: Core, rates: Rates) -> dict[str, Any]:
         "uptime_s": round(core.snapshot.uptime_s + time.monotonic() - core.snapshot_at, 3) if core.snapshot else 0.0,
         "processes": processes(core),
         "requests": requests(core),
+        "in_flight": int(core.gauge(INFLIGHT) or 0),
         "kv": kv(core),
         "throughput": rates.throughput(),
         "operation": core.remembered.operation,

@@ -258,8 +258,11 @@ def test_reload_of_weights(fake: Fake, tmp_path: Path, monkeypatch: pytest.Monke
     assert capsys.readouterr().out == "reloaded: weights v2, engine epoch 2\n"
     assert ctl(fake, "reload", "weights", "none.gguf") == 65
     assert ctl(fake, "reload", "weights") == 2
-    assert ctl(fake, "reload") == 1
-    assert "not there yet" in capsys.readouterr().err
+    assert ctl(fake, "reload", "config", "x") == 2
+    capsys.readouterr()
+    fake.answers["/v1/config/reload"] = (200, operation("config/reload", changed=["http.keep_alive"]))
+    assert ctl(fake, "reload") == ctl(fake, "config", "reload") == 0
+    assert capsys.readouterr().out == "reloaded: 1 key changed: http.keep_alive\n" * 2
 
 
 def test_stop_waits_for_the_end(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -10,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from llmctl import find
-from llmctl.main import _parser, _seconds, main
-from llmctl.verbs import VERBS
+from llmctl import find, generate
+from llmctl.main import _parser, main
+from llmctl.verb import seconds as to_seconds
+from llmctl.verbs import VERBS, module_of
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_each_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -
 
 def test_there_is_one_file_for_each_verb() -> None:
     folder = Path(sys.modules["llmctl.verbs"].__file__ or "").parent
-    assert {path.stem for path in folder.glob("[a-z]*.py")} == set(VERBS)
+    assert {path.stem.replace("_", "-") for path in folder.glob("[a-z]*.py")} == set(VERBS)
 
 
 def test_options_before_and_after_the_verb() -> None:
@@ -63,7 +66,7 @@ def test_an_options_value_is_not_taken_for_the_verb(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize(("text", "seconds"), [("2", 2.0), ("500ms", 0.5), ("30s", 30.0), ("5min", 300.0), ("1h", 3600.0), ("1.5s", 1.5)])
 def test_times(text: str, seconds: float) -> None:
-    assert _seconds(text) == seconds
+    assert to_seconds(text) == seconds
 
 
 def test_where_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +89,30 @@ def test_the_start_is_short_and_imports_little() -> None:
         best = min(best, time.monotonic() - began)
     assert best < 0.3
     assert not {"torch", "transformers", "httpx", "yaml", "msgspec", "zmq"} & set(done.stderr.split())
+
+
+def test_what_follows_from_the_table_is_up_to_date() -> None:
+    root = Path(__file__).parents[3]
+    for name, content in generate.FILES.items():
+        assert (root / name).read_text() == content(), f"{name}: make docs"
+
+
+def test_every_example_is_a_command_line_that_parses() -> None:
+    for name, verb in VERBS.items():
+        for line, _ in verb.examples:
+            argv = shlex.split(line.partition(" &&")[0])
+            assert argv[0] == name and _parser(name).parse_args(argv).verb == name, line
+
+
+def test_every_verb_has_a_docstring_and_a_run() -> None:
+    for name in VERBS:
+        module = importlib.import_module(module_of(name))
+        assert module.__doc__ and callable(module.run), name
+
+
+def test_bash_completes_verbs_and_values() -> None:
+    script = "source packaging/completions/llmctl.bash; COMP_WORDS=({words}); COMP_CWORD={at}; _llmctl; echo ${{COMPREPLY[@]}}"
+    for words, at, wanted in (("llmctl sta", 1, "status"), ("llmctl config ex", 2, "explain"), ("llmctl reload --mode ab", 3, "abort")):
+        command = ["bash", "-c", script.format(words=words, at=at)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parents[3])
+        assert done.stdout.split() == [wanted]

@@ -1,0 +1,209 @@
+"""The checks of `doctor`. Each looks at one thing and says ok, warning or wrong, and what to do."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import platform
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from llmctl import exits, find
+from llmctl.context import Context
+from llmctl.exits import CtlError
+from llmctl.output import duration, size
+from llmd import __version__
+
+MIB = 2**20
+#: Below these a warning, or wrong.
+LOW_DISK, NO_DISK = 1024 * MIB, 64 * MIB
+LOW_MEMORY = 512 * MIB
+FEW_FILES = 4096
+MANY_RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's."""
+
+    what: str
+    state: Literal["ok", "warning", "wrong"]
+    text: str
+    hint: str = ""
+
+
+def all_of(context: Context) -> list[Finding]:
+    """Everything, in the order in which it should be mended. A check that fails itself is a finding too."""
+    findings: list[Finding] = []
+    for check in _CHECKS:
+        try:
+            findings += check(context)
+        except CtlError as error:
+            findings.append(Finding(check.__name__.strip("_"), "warning", error.message, error.hint))
+        except (OSError, ValueError, KeyError) as error:
+            findings.append(Finding(check.__name__.strip("_"), "warning", f"could not be looked at: {error}"))
+    return findings
+
+
+def _system(_: Context) -> Iterator[Finding]:
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    good = platform.system() == "Linux" and numbers >= (5, 4) and platform.machine() in ("x86_64", "aarch64")
+    text = f"{platform.system()} {release}, {platform.machine()}, Python {platform.python_version()}"
+    yield Finding("system", "ok" if good else "wrong", text, "" if good else "llmd needs Linux 5.4 or newer on x86-64 or arm64")
+
+
+def _daemon(context: Context) -> Iterator[Finding]:
+    try:
+        status = context.get("/v1/status")
+    except CtlError as error:
+        wrong = error.status in (exits.NOT_ANSWERING, exits.PERMISSION, exits.LOST)
+        yield Finding("daemon", "wrong" if wrong else "warning", error.message, error.hint)
+        return
+    state, reason = status.get("state"), status.get("reason")
+    fine = state == "ready" and not status.get("degraded")
+    yield Finding("daemon", "ok" if fine else "warning", f"{state}{f': {reason}' if reason else ''}", "" if fine else "llmctl events, llmctl logs")
+    if status.get("version") != __version__:
+        yield Finding("versions", "warning", f"llmctl {__version__}, llmd {status.get('version')}", "restart llmd after an upgrade")
+    if status.get("failpoints"):
+        yield Finding("failpoints", "wrong", "armed: this llmd is meant for tests", "start it without --allow-failpoints")
+    for process in status.get("processes", []):
+        if (process.get("restarts") or 0) >= MANY_RESTARTS:
+            ended = process.get("last_exit") or {}
+            text = f"{process['restarts']} restarts, the last {duration(ended.get('age_s'))} ago ({ended.get('reason')})"
+            yield Finding(f"{process['role']}-{process['rank']}", "warning", text, f"llmctl logs {process['role']}-{process['rank']}")
+
+
+def _changes(context: Context) -> Iterator[Finding]:
+    """Whether the configuration file says something else than what runs."""
+    try:
+        reply = context.client.post("/v1/config/reload", {"dry_run": True}, 15.0)
+    except CtlError as error:
+        if error.status not in (exits.NOT_RUNNING, exits.NOT_ANSWERING, exits.LOST):
+            yield Finding("reload", "warning", error.message, "llmctl config diff")
+        return
+    changes = [change["key"] for change in (reply.get("plan") or {}).get("changes") or []]
+    if changes:
+        yield Finding("reload", "warning", f"the file has changed: {', '.join(changes)}", "llmctl config diff; llmctl reload")
+
+
+def _port(context: Context) -> Iterator[Finding]:
+    """Whether the port that the daemon says it serves answers."""
+    place = find.choose(context.client.candidates)
+    url = place.lock.get("http") if place is not None and place.pid is not None else None
+    if not url:
+        return
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{str(url).rstrip('/')}/livez", timeout=3) as answer:
+        yield Finding("port", "ok", f"{url} answers {answer.status}")
+
+
+def _socket(context: Context) -> Iterator[Finding]:
+    place = find.choose(context.client.candidates)
+    if place is None:
+        yield Finding("run directory", "warning", f"none at {', '.join(str(p.run_dir) for p in context.client.candidates)}", "it is made when llmd starts")
+        return
+    facts = place.run_dir.stat()
+    open_to_all = stat.S_IMODE(facts.st_mode) & 0o007
+    text = f"{place.run_dir} of uid {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}"
+    yield Finding("run directory", "wrong" if open_to_all else "ok", text, "others may enter it: chmod o= it" if open_to_all else "")
+    if place.pid is None and find.exists(place.socket):
+        yield Finding("socket", "warning", f"{place.socket} is left over: no llmd listens on it", "it is replaced at the next start")
+    elif find.exists(place.socket):
+        mode = stat.S_IMODE(place.socket.lstat().st_mode)
+        group = place.socket.lstat().st_gid
+        name = grp.getgrgid(group).gr_name if mode & 0o060 else "nobody else"
+        yield Finding("socket", "wrong" if mode & 0o007 else "ok", f"{place.socket}, mode {mode:04o}: for uid {facts.st_uid} and {name}")
+
+
+def _disk(context: Context) -> Iterator[Finding]:
+    seen = set()
+    for what, path in _directories(context):
+        there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+        device = there.stat().st_dev
+        if device in seen:
+            continue
+        seen.add(device)
+        free = shutil.disk_usage(there).free
+        state: Literal["ok", "warning", "wrong"] = "wrong" if free < NO_DISK else "warning" if free < LOW_DISK else "ok"
+        yield Finding("disk", state, f"{size(free)} free for {what} in {path}", "" if state == "ok" else "make room, or the log and the audit lose lines")
+
+
+def _directories(context: Context) -> list[tuple[str, Path]]:
+    place = find.choose(context.client.candidates)
+    known = place.lock if place is not None else {}
+    home = Path.home()
+    found = [("logs", Path(str(known.get("log_dir") or home / ".local/state/llmd/log"))), ("models", home / ".cache/llmd")]
+    return [*found, *([("sockets", place.run_dir)] if place is not None else [])]
+
+
+def _memory(_: Context) -> Iterator[Finding]:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    available = facts.get("MemAvailable", 0)
+    yield Finding("memory", "ok" if available > LOW_MEMORY else "warning", f"{size(available)} of {size(facts.get('MemTotal'))} available")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        path = Path(name)
+        limit = path.read_text().strip() if path.exists() else "max"
+        if limit.isdecimal() and int(limit) < facts.get("MemTotal", 0):
+            yield Finding("cgroup", "ok", f"memory is limited to {size(int(limit))}; the KV cache is planned within it")
+
+
+def _limits(_: Context) -> Iterator[Finding]:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    enough = hard == resource.RLIM_INFINITY or hard >= FEW_FILES
+    text = "as many as wanted" if hard == resource.RLIM_INFINITY else str(hard)
+    yield Finding("open files", "ok" if enough else "warning", text, "" if enough else "each client takes one: LimitNOFILE= or ulimit -n")
+
+
+def _gpu(_: Context) -> Iterator[Finding]:
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists():
+        yield Finding("gpu driver", "ok", driver.read_text().splitlines()[0])
+    elif Path("/dev/nvidiactl").exists():
+        yield Finding("gpu driver", "wrong", "there is a device, and no driver says its version", "nvidia-smi")
+
+
+def _configuration(context: Context) -> Iterator[Finding]:
+    """What `llmd check` finds in the configuration and in the model's files."""
+    file = context.options.config
+    if file is None and (known := _running_config(context)) is not None:
+        file = known
+    command = [sys.executable, "-m", "llmd.cli", "check", *(["-c", file] if file else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    where = file or os.environ.get("LLMD_CONFIG") or "the defaults"
+    if done.returncode == 0:
+        yield Finding("configuration", "ok", f"{where}: llmd check finds no fault")
+        return
+    for line in [line for line in done.stderr.splitlines() if line.strip()][:20]:
+        yield Finding("configuration", "wrong", line)
+
+
+def _running_config(context: Context) -> str | None:
+    try:
+        answer: dict[str, Any] = context.get("/v1/config")
+    except CtlError:
+        return None
+    file = answer.get("config_file")
+    return str(file) if file else None
+
+
+def _crashes(context: Context) -> Iterator[Finding]:
+    place = find.choose(context.client.candidates)
+    last = place.last_state if place is not None and place.pid is None else {}
+    if last.get("state") == "failed":
+        yield Finding("last end", "wrong", f"llmd gave up: {json.dumps(last.get('reason'))}", "llmctl logs")
+
+
+_CHECKS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
+    _system, _daemon, _crashes, _changes, _port, _socket, _configuration, _disk, _memory, _limits, _gpu,
+)  # fmt: skip
