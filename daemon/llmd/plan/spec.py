@@ -134,6 +134,7 @@ def make_plan(
         **env,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's, which computes nothing that matters
         # Threads without work look for some for about 50 us, then sleep: the frontends and the detokenizer need the cores too.
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "3000",

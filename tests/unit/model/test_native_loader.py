@@ -11,8 +11,10 @@ import pytest
 
 from llmd.errors import ConfigError
 from llmd.kernels import library, packing
+from llmd.memory.budget import native_kv_bytes
 from llmd.model.loader import load_model
 from llmd.model.native_loader import Matrix, NativeModel, load_native
+from llmd.model.native_runner import NativeRunner
 from llmd.model.pack_cache import DIRECTORY
 from llmd.plan.spec import Boot
 from tests.models import boot_for, gguf_of, random_llama, read_checkpoint, write_safetensors
@@ -172,3 +174,18 @@ def test_damaged_numbers_are_named_when_asked_for(tmp_path: Path, value: float) 
     load_native(boot_for(path, tmp_path / "cache"), nothing)
     with pytest.raises(ConfigError, match=rf"'{name}' holds NaN or Inf"):  # a pack that is there already changes nothing
         load_native(boot_for(path, tmp_path / "cache", verify_weights=True), nothing)
+
+
+@pytest.mark.parametrize("args", [{}, {"dtype": "float32"}, {"quantization": "int4"}, {"dtype": "bfloat16"}])
+def test_the_checking_child_knows_the_size(tmp_path: Path, args: dict[str, str]) -> None:
+    boot = boot_for(random_llama(tmp_path / "m", attention_bias=True), tmp_path / "cache", **args)
+    assert boot.files.kernels in library.ISAS
+    assert boot.files.native_bytes == load_native(boot, nothing).weights_bytes
+
+
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("head_dim", [16, 24, 64])
+def test_the_budget_knows_the_caches_size(tmp_path: Path, kv: str, head_dim: int) -> None:
+    boot = boot_for(random_llama(tmp_path / "m", head_dim=head_dim), tmp_path / "cache", dtype="float32", kv_cache_dtype=kv)
+    runner = NativeRunner(load_native(boot, nothing), 64, 16, kv, 1, boot.files.tokenizer_size)
+    assert native_kv_bytes(boot.files.kv_vectors_per_token, boot.files.kv_values_per_token, kv) * 64 == runner.program.cache_bytes(64)

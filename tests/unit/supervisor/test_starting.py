@@ -104,9 +104,17 @@ FACTS = {
 }  # fmt: skip
 
 
-def plan(memory: MemoryArgs = MemoryArgs(), *, parameters: int = 1000, kv_values: int = 100, dtype: str = "auto") -> memory_plan.MemoryPlan | None:  # noqa: B008
-    files = ModelFiles(kind="gguf", parameters=parameters, kv_values_per_token=kv_values, **FACTS)  # type: ignore[arg-type]
-    model = ModelArgs(device="cpu", context_length=8192, kv_cache_dtype="bfloat16", dtype=dtype)  # type: ignore[arg-type]
+def plan(
+    memory: MemoryArgs = MemoryArgs(),  # noqa: B008
+    *,
+    parameters: int = 1000,
+    kv_values: int = 100,
+    dtype: str = "auto",
+    kv: str = "bfloat16",
+    **native: int,
+) -> memory_plan.MemoryPlan | None:
+    files = ModelFiles(kind="gguf", parameters=parameters, kv_values_per_token=kv_values, **FACTS, **native)  # type: ignore[arg-type]
+    model = ModelArgs(device="cpu", context_length=8192, kv_cache_dtype=kv, dtype=dtype)  # type: ignore[arg-type]
     return memory_plan.plan_memory(ServerArgs(model=model, memory=memory), files)
 
 
@@ -115,6 +123,13 @@ def test_the_kv_pool_is_planned_from_the_header() -> None:
     assert found is not None and found.kv is not None
     assert (found.kv_bytes_per_token, found.weights, found.kv.context_length) == (200, 4000, 8192)
     assert plan(kv_values=0) is None
+
+
+@pytest.mark.parametrize(("kv", "each"), [("float32", 4 * 128), ("bfloat16", 2 * 128), ("int8", 128 + 4 * 4)])
+def test_the_native_kernels_sizes_are_planned_where_they_serve(kv: str, each: int) -> None:
+    found = plan(kv=kv, native_bytes=700, kv_vectors_per_token=4)  # heads of 25 numbers, padded to 32
+    assert found is not None
+    assert (found.kv_bytes_per_token, found.weights) == (each, 700)
 
 
 def test_weights_that_do_not_fit_are_said_at_once() -> None:
