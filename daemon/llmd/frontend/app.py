@@ -19,6 +19,8 @@ from llmd.frontend.exchange import CLIENT_GONE, exchange_of, outcome_of
 from llmd.frontend.gate import App, Gate
 from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
 from llmd.frontend.native.generate import Generate
+from llmd.frontend.native.info import ModelInfo, ServerInfo
+from llmd.frontend.native.tokenize import Detokenize, Tokenize
 from llmd.frontend.openai.chat import ChatCompletions
 from llmd.frontend.openai.completions import Completions
 from llmd.frontend.openai.embeddings import Embeddings
@@ -63,6 +65,10 @@ def _routes(runtime: Runtime) -> list[Route]:
         _route(Completions.path, Completions(runtime), Access.KEY, "POST"),
         _route(Embeddings.path, Embeddings(runtime), Access.KEY, "POST"),
         _route(Generate.path, Generate(runtime), Access.KEY, "POST"),
+        *(_route(path, Tokenize(runtime), Access.KEY, "POST") for path in Tokenize.paths),
+        *(_route(path, Detokenize(runtime), Access.KEY, "POST") for path in Detokenize.paths),
+        *(_route(path, ModelInfo(runtime), Access.KEY) for path in ModelInfo.paths),
+        *(_route(path, ServerInfo(runtime), Access.KEY) for path in ServerInfo.paths),
         _route("/v1/models", Models(runtime), Access.KEY),
         _route("/v1/models/{model:path}", Model(runtime), Access.KEY),
         _route("/livez", livez, Access.OPEN),

@@ -81,9 +81,10 @@ class TokenizerManager:
         """Requests can be tokenized from now on."""
         self._tokenizer, self.template = tokenizer, template
 
-    async def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> list[int]:
-        """Token ids of a text; one that cannot fit into the context whatever its tokens are is refused before it costs anything."""
-        self._check_length(text, param)
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt", bounded: bool = True) -> list[int]:
+        """Token ids of a text; `bounded`: one that cannot fit into the context whatever its tokens are is refused before it costs anything."""
+        if bounded:
+            self._check_length(text, param)
         if len(text) <= INLINE_TEXT:
             return self.tokenizer.encode(text, add_special_tokens)
         return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens))
@@ -109,6 +110,14 @@ class TokenizerManager:
                 code="context_length_exceeded",
                 param=param,
             )
+
+    async def decode(self, rows: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each row of ids."""
+
+        def decode() -> list[str]:
+            return [self.tokenizer.decode(row, skip_special_tokens) for row in rows]
+
+        return decode() if sum(map(len, rows)) <= INLINE_TEXT else await self._off_loop(decode)
 
     def check_fits(self, tokens: int, param: str) -> None:
         """Raises RequestError where a text that generates nothing is too long."""
