@@ -27,7 +27,7 @@ _unpack = msgspec.msgpack.Decoder(list[TokenLogprob]).decode
 Submitted = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput
 
 
-class Delta(Struct, frozen=True):
+class Delta(Struct, frozen=True, gc=False):
     """What one choice has to add since the last look."""
 
     index: int
@@ -249,8 +249,15 @@ class Generation:
 
     def take_pieces(self) -> list[Delta]:
         """As `take`, but of each choice no more than `ReqState.take_piece` gives; the rest stays news."""
-        deltas = [self._touched[index].take_piece() for index in sorted(self._touched)]
-        self._touched = {index: state for index, state in self._touched.items() if state.more}
+        touched = self._touched
+        if len(self.choices) == 1 and touched:
+            state = self.choices[0]
+            delta = state.take_piece()
+            if not state.more:
+                touched.clear()
+            return [delta]
+        deltas = [touched[index].take_piece() for index in sorted(touched)]
+        self._touched = {index: state for index, state in touched.items() if state.more}
         return deltas
 
     def _wake(self) -> None:

@@ -134,7 +134,7 @@ class Ack(Message, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- data plane: scheduler -> detokenizer -> frontend
 
 
-class TokenLogprob(Struct, frozen=True, array_like=True):
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     """Natural-log probability of one token and of the most likely alternatives, best first.
 
     The scheduler leaves `text` and the alternatives' bytes empty; the detokenizer fills them in.
@@ -149,14 +149,14 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top_data: tuple[bytes, ...] = ()
 
 
-class Finish(Struct, frozen=True, array_like=True):
+class Finish(Struct, frozen=True, array_like=True, gc=False):
     """Why a choice ended. `matched`: the stop token id or stop string, if one did."""
 
     reason: FinishReason
     matched: int | str | None = None
 
 
-class TokenChunk(Struct, frozen=True, array_like=True):
+class TokenChunk(Struct, frozen=True, array_like=True, gc=False):
     """New token ids of one request. `first` is the index of `token_ids[0]` in its output."""
 
     rid: str
@@ -180,7 +180,7 @@ class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
     chunks: list[TokenChunk]
 
 
-class TextChunk(Struct, frozen=True, array_like=True):
+class TextChunk(Struct, frozen=True, array_like=True, gc=False):
     """New text of one request; the ids and logprobs belong to all tokens taken in since the last chunk.
 
     Text that might be the start of a stop string, and bytes of an unfinished character, are held back to a later chunk.
