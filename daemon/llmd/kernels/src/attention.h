@@ -48,7 +48,10 @@ struct AttentionKernels {
 namespace scalar { extern const AttentionKernels attention_kernels; }
 namespace avx2 { extern const AttentionKernels attention_kernels; }
 namespace avx512 { extern const AttentionKernels attention_kernels; }
+namespace amx { extern const AttentionKernels attention_kernels; }
 
-inline const AttentionKernels& attention_kernels() { return select(scalar::attention_kernels, avx2::attention_kernels, avx512::attention_kernels); }
+inline const AttentionKernels& attention_kernels() {
+    return current_isa() == ISA_AMX ? amx::attention_kernels : select(scalar::attention_kernels, avx2::attention_kernels, avx512::attention_kernels);
+}
 
 }  // namespace llmd
