@@ -175,7 +175,7 @@ def _gpu(_: Context) -> Iterator[Finding]:
 
 def _configuration(context: Context) -> Iterator[Finding]:
     """What `llmd check` finds in the configuration and in the model's files."""
-    file = context.options.config
+    file = getattr(context.options, "config", None)
     if file is None and (known := _running_config(context)) is not None:
         file = known
     command = [sys.executable, "-m", "llmd.cli", "check", *(["-c", file] if file else [])]
@@ -184,8 +184,11 @@ def _configuration(context: Context) -> Iterator[Finding]:
     if done.returncode == 0:
         yield Finding("configuration", "ok", f"{where}: llmd check finds no fault")
         return
-    for line in [line for line in done.stderr.splitlines() if line.strip()][:20]:
-        yield Finding("configuration", "wrong", line)
+    said = [line.removeprefix("llmd: ") for line in done.stderr.splitlines() if line.strip()]
+    hint = next((line.removeprefix("hint: ") for line in said if line.startswith("hint: ")), "")
+    for line in [line for line in said if not line.startswith("hint: ")][:20]:
+        yield Finding("configuration", "wrong", line, hint)
+        hint = ""
 
 
 def _running_config(context: Context) -> str | None:

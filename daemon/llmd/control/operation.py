@@ -32,6 +32,8 @@ class Operation(Struct, kw_only=True):
     plan: dict[str, Any] | None = None
     results: list[RankReply] = []
     """One a rank."""
+    outcome: Literal["known", "unknown"] = "known"
+    """Whether it is known what was carried out."""
     message: str = ""
     code: str | None = None
     data: dict[str, Any] = {}
@@ -66,6 +68,7 @@ def remembered(saved: list[dict[str, Any]]) -> list[Operation]:
     for operation in found:
         if not operation.over:
             operation.state, operation.finished_at = "failed", time.time()
+            operation.outcome = "unknown"
             operation.code, operation.message = "aborted", "control was replaced while this ran; whether it was carried out is not known"
     return found
 

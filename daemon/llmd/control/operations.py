@@ -204,6 +204,7 @@ class Operations:
         except SupervisorAway as error:
             fault = RequestError(_about_supervisor(error, operation.verb), code="engine_unavailable")
             fault.hint = "see `llmctl status`"
+            operation.outcome = "unknown" if isinstance(error, OutcomeUnknown) else "known"
             self._failed(operation, "failed", fault.message, fault.code)
             raise fault from None
         except reload.RolledBack as error:

@@ -303,6 +303,7 @@ def test_an_answer_that_does_not_come_leaves_the_outcome_open(daemon: Trio) -> N
     said = error(made.http.post("/v1/restart"), 503, "engine_unavailable")
     made.supervisor.deaf = False
     assert "not known" in said["message"]
+    assert made.http.get(f"/v1/operations/{said['operation_id']}").json()["outcome"] == "unknown"
     assert made.supervisor.called("restartEngine")[0]["until"] < time.monotonic() + 3
 
 
