@@ -18,6 +18,7 @@ from llmd.frontend.body import ClientGone
 from llmd.frontend.exchange import CLIENT_GONE, exchange_of, outcome_of
 from llmd.frontend.gate import App, Gate
 from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
+from llmd.frontend.native.admin import ALIASES, AdminAlias
 from llmd.frontend.native.generate import Generate
 from llmd.frontend.native.info import ModelInfo, ServerInfo
 from llmd.frontend.native.tokenize import Detokenize, Tokenize
@@ -69,6 +70,7 @@ def _routes(runtime: Runtime) -> list[Route]:
         *(_route(path, Detokenize(runtime), Access.KEY, "POST") for path in Detokenize.paths),
         *(_route(path, ModelInfo(runtime), Access.KEY) for path in ModelInfo.paths),
         *(_route(path, ServerInfo(runtime), Access.KEY) for path in ServerInfo.paths),
+        *(_route(alias.path, AdminAlias(runtime, alias), Access.ADMIN, "POST") for alias in ALIASES),
         _route("/v1/models", Models(runtime), Access.KEY),
         _route("/v1/models/{model:path}", Model(runtime), Access.KEY),
         _route("/livez", livez, Access.OPEN),

@@ -34,6 +34,14 @@ async def read_json(scope: Scope, receive: Receive, *, limit: int, executor: Exe
     return await asyncio.get_running_loop().run_in_executor(executor, parse, body)
 
 
+async def read_optional_json(scope: Scope, receive: Receive, *, limit: int, executor: Executor) -> dict[str, Any]:
+    """The same, where no body at all means an empty object."""
+    body = await _read(scope, receive, limit)
+    if not body.strip():
+        return {}
+    return parse(body) if len(body) <= INLINE_BODY else await asyncio.get_running_loop().run_in_executor(executor, parse, body)
+
+
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length", b"")
