@@ -174,12 +174,13 @@ def test_what_piles_up_for_a_client_that_does_not_read_is_bounded(make_world: Ca
 
 def test_a_client_that_reads_again_gets_all_it_missed(make_world: Callable[..., World]) -> None:
     world = make_world().up()
-    world.engine.script = lambda request: [f"{i:04d}" for i in range(400)]
+    pieces = [f"{i:04d}" * 500 for i in range(400)]  # more than the buffers between here and there hold
+    world.engine.script = lambda request: pieces
     raw = unread(world, logprobs=1, max_tokens=401)
     wait_for(lambda: not world.engine._running, 10)
     events = [json.loads(line[6:]) for line in until(raw, b"[DONE]").decode().splitlines() if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events]
-    assert "".join(choice["text"] for choice in choices) == "".join(f"{i:04d}" for i in range(400))
+    assert "".join(choice["text"] for choice in choices) == "".join(pieces)
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
     assert sum(len(choice["logprobs"]["tokens"]) for choice in choices) == 400
     assert len(choices) < 400, "what waited was merged"
