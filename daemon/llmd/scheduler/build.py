@@ -67,7 +67,9 @@ def build(boot: Boot, progress: Progress) -> Built:
     kv = KvManager(rows, pages, cache, boot.files.weights_version)
     runner = make_runner(kv)
     load_s = time.monotonic() - began
-    log.info("model loaded in %.2f s: %d tokens of KV in %d pages, %.0f MiB (%s)", load_s, budget.tokens, budget.pages, budget.kv_bytes / 2**20, budget.explain)
+    computed_by = "torch" if facts.kernels == "torch" else f"{facts.kernels} kernels"
+    pool = f"{budget.tokens} tokens of KV in {budget.pages} pages, {budget.kv_bytes / 2**20:.0f} MiB ({budget.explain})"
+    log.info("model loaded in %.2f s, computed by %s: %s", load_s, computed_by, pool)
     return Built(runner, kv, budget.context_length, max_running, _info(args, facts, budget, max_running) | {"load_s": round(load_s, 3)})
 
 
