@@ -1,0 +1,68 @@
+"""Logprobs and stops on a model whose context matters: a small Llama of random weights behind the whole daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.daemon import Daemon
+from tests.models import SPECIALS, VOCAB, random_llama
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    directory = tmp_path_factory.mktemp("logprobs")
+    model = {"path": str(random_llama(directory / "model")), "dtype": "float32"}
+    with Daemon(directory, config={"model": model}).start(timeout=120) as running:
+        yield running
+
+
+def choice(daemon: Daemon, **fields: Any) -> dict[str, Any]:
+    answer = daemon.complete(**fields)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json()["choices"][0])
+
+
+def test_echo_gives_text_the_logprobs_that_it_had_when_it_was_generated(daemon: Daemon) -> None:
+    made = choice(daemon, prompt="hello world", max_tokens=12, logprobs=1, return_token_ids=True, ignore_eos=True, temperature=0)
+    ids = made["prompt_token_ids"] + made["token_ids"]
+    again = choice(daemon, prompt=ids, max_tokens=1, echo=True, logprobs=1, prompt_logprobs=2, temperature=1, top_k=1, ignore_eos=True)
+    shown = again["logprobs"]
+    assert {len(shown[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")} == {len(ids) + 1}
+    assert [i for i, value in enumerate(shown["token_logprobs"]) if value is None] == [0]
+    assert shown["token_logprobs"][len(made["prompt_token_ids"]) : -1] == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-3)
+    by_id = [entry[str(id)]["logprob"] for id, entry in zip(ids[1:], again["prompt_logprobs"][1:], strict=True)]
+    assert by_id == pytest.approx(shown["token_logprobs"][1:-1])
+    assert all(len(entry) >= 2 for entry in again["prompt_logprobs"][1:])
+
+
+def test_stops_cut_the_greedy_text_on_every_path(daemon: Daemon) -> None:
+    prompt = "the quick brown fox"
+    text = daemon.text(prompt, max_tokens=48, ignore_eos=True)
+    stop = text[20:25]
+    assert stop.strip("\ufffd"), "the seed gives nothing to stop at"
+    expected = text[: text.find(stop)]
+    for wish in ({"stop": stop}, {"stop": [stop, stop[:3] + "\x00"]}, {"stop": [stop + "never", stop]}):
+        for asked in (prompt, list(prompt.encode())):
+            fields = {"max_tokens": 48, "ignore_eos": True, **wish}
+            assert choice(daemon, prompt=asked, **fields)["text"] == expected
+            assert "".join(e["choices"][0]["text"] for e in daemon.stream(**{"prompt": asked, **fields})) == expected
+
+
+def test_ids_that_the_tokenizer_does_not_know_never_appear(daemon: Daemon) -> None:
+    known = max(SPECIALS.values()) + 1
+    assert known < VOCAB
+    made = choice(daemon, prompt="x", max_tokens=1500, temperature=2, ignore_eos=True, return_token_ids=True, seed=3)
+    assert len(made["token_ids"]) == 1500 and max(made["token_ids"]) < known
+    refused = daemon.complete(prompt=[65, known])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a_seed_gives_the_same_text_and_choices_differ(daemon: Daemon) -> None:
+    body = {"prompt": "x", "max_tokens": 20, "temperature": 1.5, "seed": 11, "n": 3, "ignore_eos": True}
+    first, second = (httpx.post(daemon.url + "/v1/completions", json=body).json()["choices"] for _ in range(2))
+    assert first == second
+    assert len({c["text"] for c in first}) == 3
