@@ -54,6 +54,7 @@ format: setup ## bring all files into form
 
 docs: setup ## write what follows from code: etc/llmd/*, docs/configuration.md, docs/llmctl.md, man page, completions
 	$(BIN)/python -m llmd.config.docs .
+	$(BIN)/python -m llmd.frontend.openapi.document
 	$(BIN)/python -m llmctl.generate .
 
 bench: setup ## measure what is in tests/bench; prints numbers, judges nothing

@@ -26,6 +26,7 @@ from llmd.frontend.openai.chat import ChatCompletions
 from llmd.frontend.openai.completions import Completions
 from llmd.frontend.openai.embeddings import Embeddings
 from llmd.frontend.openai.models import Model, Models
+from llmd.frontend.openapi.serve import docs, openapi
 from llmd.frontend.rates import RateLimits
 from llmd.frontend.replies import error_body, error_headers, internal_error, reply_json
 from llmd.frontend.runtime import Runtime
@@ -36,7 +37,7 @@ _SOME_PATHS: Final = "POST /v1/chat/completions, POST /v1/completions, GET /v1/m
 _PATH_SHOWN: Final = 128
 
 
-def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) -> App:
+def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) -> Gate:
     """The ASGI application of one frontend."""
     app = FastAPI(title="llmd", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lambda _: lifespan)
     routes = app.router.routes[:] = _routes(runtime)
@@ -81,6 +82,7 @@ def _routes(runtime: Runtime) -> list[Route]:
         _route("/health_generate", HealthGenerate(runtime), Access.OPEN),
         _route("/metrics", Metrics(runtime), Access.METRICS),
     ]
+    routes += [_route("/openapi.json", openapi, Access.KEY), _route("/docs", docs, Access.KEY)]
     return [*routes, _route("/", _Index(runtime, routes), Access.KEY)]
 
 
