@@ -6,6 +6,10 @@ Each verb imports what it needs when it runs. Data goes to stdout, everything el
 from __future__ import annotations
 
 if __name__ == "__main__":  # `python -m llmd.cli`: the same as the command, whose imports may be interrupted
+    from llmd.safe_path import leave_directory
+
+    leave_directory()
+
     import sys
 
     from llmd.entry import main as entry

@@ -5,6 +5,11 @@ The names are llmd.config.sglang's table. What llmd lacks is refused with status
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from llmd.safe_path import leave_directory
+
+    leave_directory()
+
 import argparse
 import sys
 from functools import partial

@@ -21,9 +21,9 @@ ARGUMENTS = ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", "0"
 
 
 @contextlib.contextmanager
-def started(argv: list[str], directory: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def started(argv: list[str], directory: Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, stderr=log, env=os.environ | (env or {}))
+        process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, stderr=log, env=os.environ | (env or {}), cwd=cwd)
     try:
         yield process
     finally:
@@ -68,6 +68,35 @@ def test_a_command_line_for_sglang_starts_llmd(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert gone(pids)
+
+
+#: Names that llmd or its libraries import.
+HOSTILE = ["numpy", "queue", "msgspec", "zmq", "types", "socket", "json", "logging", "click", "llmd", "supervisor", "uvicorn", "tokenizers"]
+
+
+def hostile(directory: Path) -> Path:
+    """A directory of modules that betray whoever imports them."""
+    directory.mkdir()
+    for name in HOSTILE:
+        (directory / f"{name}.py").write_text(f"open({str(directory)!r} + '/RUN-{name}', 'w').close()\nraise SystemExit(66)\n")
+    return directory
+
+
+def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
+    here = hostile(tmp_path / "hostile")
+    program = str(Path(sys.executable).with_name("llmd"))
+    config = tmp_path / "llmd.yaml"
+    config.write_text(f"model: {{path: dummy}}\nhttp: {{port: 0}}\nrun_dir: {tmp_path}/run\nstate_dir: {tmp_path}/state\nlog_dir: {tmp_path}/log.d\n")
+    with started([program, "run", "-c", str(config), "--allow-failpoints"], tmp_path, cwd=here) as process:
+        url = url_of(process, tmp_path)
+        answer = httpx.post(url + "/v1/completions", json={"model": "dummy", "prompt": "abc", "max_tokens": 5, "temperature": 0}, timeout=30)
+        assert answer.json()["choices"][0]["text"] == "abcab"
+        subprocess.run(
+            [str(Path(sys.executable).with_name("llmctl")), "--socket", f"{tmp_path}/run/admin.sock", "config", "explain", "http"], cwd=here, check=True
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert list(here.glob("RUN-*")) == [] and not (here / "__pycache__").exists()
 
 
 def test_launch_server_from_python(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def _configuration(context: Context) -> Iterator[Finding]:
     file = getattr(context.options, "config", None)
     if file is None and (known := _running_config(context)) is not None:
         file = known
-    command = [sys.executable, "-m", "llmd.cli", "check", *(["-c", file] if file else [])]
+    command = [sys.executable, "-P", "-m", "llmd.cli", "check", *(["-c", file] if file else [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     where = file or os.environ.get("LLMD_CONFIG") or "the defaults"
     if done.returncode == 0:

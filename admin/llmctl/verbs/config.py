@@ -118,7 +118,7 @@ def _change(reload: str) -> str:
 
 def _daemons_words(argument: str) -> str:
     """The keys' texts belong to the daemon's code, which llmctl does not load for its other verbs."""
-    done = subprocess.run([sys.executable, "-m", "llmd.config.explain", argument], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-P", "-m", "llmd.config.explain", argument], capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
         raise CtlError(exits.BAD_INPUT, done.stderr.strip() or "the configuration's keys cannot be read")
     return done.stdout

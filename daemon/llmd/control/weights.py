@@ -58,7 +58,7 @@ async def check(boot: Boot) -> ModelFiles:
     """Have the files of `boot.args.model.path` checked as at start, by a child. Raises RequestError."""
     request = msgspec.json.encode({"args": boot.args, "cache_dir": boot.cache_dir})
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "llmd.store.check", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-P", "-m", "llmd.store.check", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
         output, faults = await asyncio.wait_for(child.communicate(request), CHECK_TIMEOUT)

@@ -116,11 +116,11 @@ class Child:
         run_dir = order.args.run_dir
         assert run_dir is not None
         env = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
-        env["PYTHONSAFEPATH"] = "1"  # a caller's working directory may hold a `types.py`
         self._tail: deque[str] = deque(maxlen=TAIL)
         self._quiet = True
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "llmd.engine.child", str(os.getpid()), run_dir],
+            # -P: a caller's working directory may hold a `types.py`.
+            [sys.executable, "-P", "-m", "llmd.engine.child", str(os.getpid()), run_dir],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -143,7 +143,8 @@ def make_plan(
     }
 
     def spec(role: Role, rank: int, group: Group, stop_order: int, title: str, **more: Any) -> ProcessSpec:
-        argv = (sys.executable, "-m", "llmd.worker", role, "--boot", str(ports.boot), "--rank", str(rank))
+        # -P: the directory that llmd was started in is no place to import from.
+        argv = (sys.executable, "-P", "-m", "llmd.worker", role, "--boot", str(ports.boot), "--rank", str(rank))
         return ProcessSpec(role=role, rank=rank, group=group, stop_order=stop_order, title=title, argv=argv, env=more.pop("env", env), **more)
 
     frontends = [spec("frontend", n, "frontend", 0, f"llmd: frontend {n}", takes_socket=True) for n in range(0 if external_frontend else args.http.workers)]

