@@ -48,13 +48,13 @@ AMX void configure() {
 template <int FORMAT>
 INLINE void unpack(const uint8_t* words, int8_t* out) {
     if constexpr (FORMAT == FORMAT_Q8_0) {
-        for (int j = 0; j < 8; ++j) _mm512_store_si512(out + 64 * j, _mm512_xor_si512(_mm512_loadu_si512(words + 64 * j), _mm512_set1_epi8(-128)));
+        for (int j = 0; j < 8; ++j) _mm512_storeu_si512(out + 64 * j, _mm512_xor_si512(_mm512_loadu_si512(words + 64 * j), _mm512_set1_epi8(-128)));
     } else {
         const __m512i mask = _mm512_set1_epi8(15), bias = _mm512_set1_epi8(FORMAT == FORMAT_Q4_0 ? 8 : 0);
         for (int j = 0; j < 4; ++j) {
             const __m512i both = _mm512_loadu_si512(words + 64 * j);
-            _mm512_store_si512(out + 64 * j, _mm512_sub_epi8(_mm512_and_si512(both, mask), bias));
-            _mm512_store_si512(out + 64 * (4 + j), _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), bias));
+            _mm512_storeu_si512(out + 64 * j, _mm512_sub_epi8(_mm512_and_si512(both, mask), bias));
+            _mm512_storeu_si512(out + 64 * (4 + j), _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), bias));
         }
     }
 }
@@ -82,7 +82,7 @@ template <int FORMAT>
 INLINE void accumulate(const QuantPanel& weights, const QuantRows& x, int64_t at, int g, const int32_t (*sums)[PANEL], F* f) {
     const F scale = load_f16(weights.scales(g));
 #pragma GCC unroll 16
-    for (int r = 0; r < ROW_BLOCK; ++r) f[r] = fma(to_float(_mm512_load_si512(sums[r])), mul(scale, set1(x.d[at + r])), f[r]);
+    for (int r = 0; r < ROW_BLOCK; ++r) f[r] = fma(to_float(_mm512_loadu_si512(sums[r])), mul(scale, set1(x.d[at + r])), f[r]);
     if constexpr (FORMAT == FORMAT_Q4_1) {
         const F minimum = load_f16(weights.scales(g) + PANEL);
 #pragma GCC unroll 16

@@ -160,8 +160,10 @@ void quant_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
 // ---- unquantized --------------------------------------------------------------------------------------------------------------------------------
 
 constexpr int ROWS_FP = LANES == 16 ? 12 : LANES == 8 ? 6 : 4;
-constexpr int VECTORS = LANES == 16 ? 2 : LANES == 8 ? 2 : 4;  // of LANES outputs at a time
-constexpr int WIDTH = VECTORS * LANES;
+
+// Vectors of LANES outputs at a time, for R rows: a whole panel where the registers hold it, so that it is read in one go.
+template <int R>
+constexpr int VECTORS = LANES == 16 ? 2 : LANES == 8 ? (R <= 2 ? 4 : 2) : 4;
 
 template <int FORMAT>
 struct Stored {
@@ -180,20 +182,21 @@ void fp_tile(const Linear& op, int panel, int lane, int row) {
     using T = typename Stored<FORMAT>::Type;
     const T* w = reinterpret_cast<const T*>((const char*)op.w.data + fp_panel_bytes(FORMAT, op.w.k) * panel) + lane;
     const float* x = op.x + row * op.ldx;
-    F f[R][VECTORS];
+    constexpr int V = VECTORS<R>;
+    F f[R][V];
     for (int r = 0; r < R; ++r) {
-        for (int v = 0; v < VECTORS; ++v) f[r][v] = zero();
+        for (int v = 0; v < V; ++v) f[r][v] = zero();
     }
     for (int i = 0; i < op.w.k; ++i, w += PANEL_FP, ++x) {
-        prefetch<WIDTH * int(sizeof(T))>(reinterpret_cast<const char*>(w) + PREFETCH_FP);
-        F weights[VECTORS];
-        for (int v = 0; v < VECTORS; ++v) weights[v] = widen(w + v * LANES, FORMAT);
+        prefetch<V * LANES * int(sizeof(T))>(reinterpret_cast<const char*>(w) + PREFETCH_FP);
+        F weights[V];
+        for (int v = 0; v < V; ++v) weights[v] = widen(w + v * LANES, FORMAT);
         for (int r = 0; r < R; ++r) {
             const F value = set1(x[r * op.ldx]);
-            for (int v = 0; v < VECTORS; ++v) f[r][v] = fma(weights[v], value, f[r][v]);
+            for (int v = 0; v < V; ++v) f[r][v] = fma(weights[v], value, f[r][v]);
         }
     }
-    for (int v = 0; v < VECTORS; ++v) {
+    for (int v = 0; v < V; ++v) {
         const int column = panel * PANEL_FP + lane + v * LANES;
         if (column >= op.w.n) break;
         for (int r = 0; r < R; ++r) put(op.y + (row + r) * op.ldy + column, f[r][v], op.w.n - column, op.flags);
@@ -205,7 +208,7 @@ INLINE void fp_rows_tile(const Linear& op, int panel, int row, int rows) {
     if constexpr (R > 1) {
         if (rows < R) return fp_rows_tile<FORMAT, R - 1>(op, panel, row, rows);
     }
-    for (int lane = 0; lane < PANEL_FP && panel * PANEL_FP + lane < op.w.n; lane += WIDTH) fp_tile<FORMAT, R>(op, panel, lane, row);
+    for (int lane = 0; lane < PANEL_FP && panel * PANEL_FP + lane < op.w.n; lane += VECTORS<R> * LANES) fp_tile<FORMAT, R>(op, panel, lane, row);
 }
 
 template <int FORMAT>
