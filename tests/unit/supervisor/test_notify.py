@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,44 @@ def test_an_odd_socket_gives_one_warning(kind: str, tmp_path: Path, caplog: pyte
             notifier.status(str(number))
         notifier.ready()
     assert len(caplog.records) == 1
+
+
+def fill(address: str) -> None:
+    """So that nothing more is taken."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                sender.sendto(b"noise", address)
+
+
+def test_what_a_full_socket_does_not_take_is_sent_again_in_order(receiver: socket.socket, tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "10000000"})
+    fill(address)
+    notifier.extend(10.0)
+    notifier.status("loading")
+    notifier.ready()
+    for _ in range(3):
+        notifier.reloading(True)
+        notifier.reloading(False)
+    notifier.status("ready")
+    notifier.tick(0.0, True)
+    notifier.stopping()
+    woken = notifier.next_wake(True)
+    assert woken is not None and woken < 5.0 + time.monotonic()
+    assert set(received(receiver)) == {"noise"}
+    notifier.tick(1.0, False)
+    words = [word.partition("\n")[0] for word in received(receiver)]
+    assert words == ["READY=1", "RELOADING=1", "READY=1", "STATUS=ready", "WATCHDOG=1", "STOPPING=1"]
+    notifier.tick(2.0, False)
+    assert received(receiver) == [] and notifier.next_wake(False) is None
+
+
+def test_a_dead_socket_is_not_tried_for_ever(tmp_path: Path) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "nothing")})
+    notifier.ready()
+    assert notifier.next_wake(True) is None
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}])
