@@ -16,7 +16,7 @@ from llmd.frontend.openapi import answers, bodies
 from llmd.frontend.openapi.serve import DOCUMENT
 
 _REF: Final = "#/components/schemas/{model}"
-_SSE: Final = {"text/event-stream": {"schema": {"type": "string", "description": "`data: {...}` events, then `data: [DONE]`."}}}
+_SSE: Final[dict[str, Any]] = {"text/event-stream": {}}
 _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 #: (path, body, answer, summary) of each POST.
@@ -85,11 +85,12 @@ def _post(path: str, body: type[BaseModel], answer: type[BaseModel], summary: st
     if path == "/generate":
         reference = one["application/json"]["schema"]
         one = {"application/json": {"schema": {"anyOf": [reference, {"type": "array", "items": reference}]}}}
+    done = "Done. With `stream: true`: `data: {...}` events, then `data: [DONE]`; an error after the first is an event too." if path in STREAMED else "Done."
     return {
         "summary": summary,
         "operationId": path.strip("/").replace("/", "_"),
         "requestBody": {"required": path != "/flush_cache", "content": _json(body)},
-        "responses": {"200": {"description": "Done.", "content": {**one, **(_SSE if path in STREAMED else {})}}, **_errors(path, post=True)},
+        "responses": {"200": {"description": done, "content": {**one, **(_SSE if path in STREAMED else {})}}, **_errors(path, post=True)},
         **_security(path),
     }
 

@@ -1,0 +1,53 @@
+"""Requests made up from the OpenAPI document, right ones and wrong ones: none gets a 5xx, and every answer is as described."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmd.frontend.openapi.serve import DOCUMENT
+from tests.daemon import Daemon, wait_for
+
+pytest.importorskip("schemathesis")
+
+ADMIN = "sk-admin-of-the-test"
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    key = tmp_path / "admin"
+    key.write_text(ADMIN + "\n")
+    key.chmod(0o600)
+    config = {"model": {"path": "dummy", "context_length": 128}, "http": {"admin_key_file": str(key)}}
+    with Daemon(tmp_path, config=config, failpoints="").start() as started:
+        yield started
+
+
+def run(daemon: Daemon, *, examples: int, seed: int) -> None:
+    argv = [str(Path(sys.executable).with_name("st")), "run", str(DOCUMENT), "--url", daemon.url, "-H", f"Authorization: Bearer {ADMIN}"]
+    argv += ["--phases", "coverage,fuzzing", "--max-examples", str(examples), "--seed", str(seed), "--checks", CHECKS]
+    argv += ["--generation-database", "none", "--request-timeout", "60", "--no-color", "--continue-on-failure"]
+    before = {child.pid for child in daemon.children()}
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=daemon.directory, env={**os.environ, "NO_PROXY": "127.0.0.1"}, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert {child.pid for child in daemon.children()} == before, "no process has been replaced"
+    wait_for("nothing runs any more", lambda: daemon.requests() == (0, 0), 20)
+    assert daemon.text("abc", max_tokens=3) == "abc"
+
+
+def test_no_request_that_can_be_made_up_gets_a_5xx(daemon: Daemon) -> None:
+    run(daemon, examples=5, seed=1)
+    assert daemon.stop() == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [2, 3])
+def test_nor_do_many_more(daemon: Daemon, seed: int) -> None:
+    run(daemon, examples=600, seed=seed)
+    assert daemon.stop() == 0
