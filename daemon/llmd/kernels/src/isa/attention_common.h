@@ -124,6 +124,10 @@ BlockTiles block_tiles(const Where& at, int block, const Work& w) {
         b.v[t] = b.k[t] + kv.plane_bytes();
         b.scales[t] = reinterpret_cast<const float*>(b.v[t] + kv.plane_bytes());
     }
+    // A decode waits for memory, and its tiles are too short for the CPU to foresee where it will read.
+    for (int t = 0; t < b.count && at.tokens == 1; t++) {
+        for (size_t i = 0; i < kv.head_bytes(); i += 64) __builtin_prefetch(b.k[t] + i, 0, 2);
+    }
     // Kernels that take several tiles at once may read one of them again.
     for (int t = b.count; t < 2 * TILES; t++) b.k[t] = b.k[b.count - 1];
     return b;

@@ -49,7 +49,7 @@ void swiglu(const float* x, int n, float* y) {
     const V one = splat(1.0f), zero = splat(0.0f);
     for (int i = 0; i < n; i += W) {
         const V gate = load_upto(x + i, n - i), up = load_upto(x + n + i, n - i);
-        store_upto(y + i, mul(div(gate, add(one, exp(sub(zero, gate)))), up), n - i);
+        store_upto(y + i, mul(mul(gate, up), inverse(add(one, exp(sub(zero, gate))))), n - i);
     }
 }
 

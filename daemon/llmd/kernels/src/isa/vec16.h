@@ -48,6 +48,11 @@ VEC_INLINE V sub(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
 VEC_INLINE V mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
 VEC_INLINE V div(V a, V b) { return {_mm512_div_ps(a.v, b.v)}; }
 VEC_INLINE V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// 1 / a to an ulp or two, for a >= 1: a division takes as long as sixteen products
+VEC_INLINE V inverse(V a) {
+    const __m512 guess = _mm512_rcp14_ps(a.v);
+    return {_mm512_mul_ps(guess, _mm512_fnmadd_ps(a.v, guess, _mm512_set1_ps(2.0f)))};
+}
 // b where one of them is NaN
 VEC_INLINE V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
 VEC_INLINE V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
@@ -110,6 +115,7 @@ VEC_INLINE V add(V x, V y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b,
 VEC_INLINE V sub(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 VEC_INLINE V mul(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 VEC_INLINE V div(V x, V y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+VEC_INLINE V inverse(V x) { return div(splat(1.0f), x); }
 VEC_INLINE V fma(V x, V y, V z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 VEC_INLINE V max(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 VEC_INLINE V min(V x, V y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
@@ -174,6 +180,7 @@ VEC_INLINE V add(V a, V b) { LLMD_LANES(a.v[i] + b.v[i]); }
 VEC_INLINE V sub(V a, V b) { LLMD_LANES(a.v[i] - b.v[i]); }
 VEC_INLINE V mul(V a, V b) { LLMD_LANES(a.v[i] * b.v[i]); }
 VEC_INLINE V div(V a, V b) { LLMD_LANES(a.v[i] / b.v[i]); }
+VEC_INLINE V inverse(V a) { LLMD_LANES(1.0f / a.v[i]); }
 // Rounded twice: a true fused multiply-add would be a call of the C library here.
 VEC_INLINE V fma(V a, V b, V c) { LLMD_LANES(a.v[i] * b.v[i] + c.v[i]); }
 VEC_INLINE V max(V a, V b) { LLMD_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
