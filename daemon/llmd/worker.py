@@ -20,7 +20,7 @@ from pathlib import Path
 from llmd import failpoints
 from llmd.errors import EXIT_CONFIG, EXIT_GAVE_UP, ConfigError, LlmdError
 from llmd.observability import logs
-from llmd.plan.context import ENV_EPOCH, ENV_INCARNATION, ENV_PARENT, STACKS_SIGNAL, WorkerContext
+from llmd.plan.context import ENV_CRASHED, ENV_EPOCH, ENV_INCARNATION, ENV_PARENT, STACKS_SIGNAL, WorkerContext
 from llmd.plan.spec import Boot
 
 log = logging.getLogger("llmd.worker")
@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         rank=options.rank,
         incarnation=int(os.environ.get(ENV_INCARNATION, "1")),
         epoch=int(os.environ.get(ENV_EPOCH, "1")),
+        crashed=os.environ.get(ENV_CRASHED) == "1",
     )
     _name_process(context)
     observability = boot.args.observability

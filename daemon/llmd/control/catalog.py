@@ -22,6 +22,8 @@ CATALOG: dict[str, tuple[Kind, str]] = {
     "llmd_requests_running": ("gauge", "Requests in the running batch."),
     "llmd_requests_waiting": ("gauge", "Requests in the queue."),
     "llmd_requests_recovered_total": ("counter", "Requests that went on after a crash."),
+    "llmd_requests_isolated_total": ("counter", "Requests refused because engines have died of them."),
+    "llmd_requests_held": ("gauge", "Requests that arrived while the engine was away, and wait for it."),
     "llmd_requests_retracted_total": ("counter", "Requests put back into the queue because KV pages ran out."),
     "llmd_requests_preempted_total": ("counter", "Requests put back into the queue for a more urgent one; also counted as retracted."),
     "llmd_kv_accounting_errors_total": ("counter", "Times the KV pages did not add up while idle, and all were freed."),

@@ -12,6 +12,8 @@ from llmd.plan.spec import Boot, ProcessSpec, Role
 ENV_INCARNATION = "LLMD_INCARNATION"
 ENV_EPOCH = "LLMD_EPOCH"
 ENV_PARENT = "LLMD_SUPERVISOR_PID"
+ENV_CRASHED = "LLMD_CRASHED"
+"""1 where the incarnation before this one ended by itself, not because it was asked to."""
 
 #: Python stacks of all threads go to stderr on this signal; sent before a hung process is killed.
 STACKS_SIGNAL = signal.SIGUSR1
@@ -27,6 +29,8 @@ class WorkerContext(Struct, frozen=True):
     """1 for the first start of this process."""
     epoch: int
     """The engine's epoch when this process was started (a scheduler's own)."""
+    crashed: bool = False
+    """The incarnation before this one ended by itself, not because it was asked to."""
 
     @property
     def spec(self) -> ProcessSpec:

@@ -67,6 +67,14 @@ class PortArgs(Struct, frozen=True):
     def control_state(self) -> Path:
         return self.private / "control.state"
 
+    def journal(self, rank: int) -> Path:
+        """What the step that runs on a scheduler works on (llmd.plan.journal)."""
+        return self.private / f"step.{rank}"
+
+    def suspects(self, rank: int) -> Path:
+        """What speaks against requests, across engines (llmd.scheduler.suspects)."""
+        return self.private / f"suspects.{rank}"
+
     @property
     def admin_socket(self) -> Path:
         return Path(self.run_dir) / "admin.sock"

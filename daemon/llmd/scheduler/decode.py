@@ -49,10 +49,10 @@ class DecodeManager:
         elif batch.reqs:
             self.ratio.decoded()
 
-    def retract(self, req: Req) -> None:
-        """Back into the queue without its KV; its tokens stay, and it goes on from them later."""
+    def retract(self, req: Req, *, keep: bool = True) -> None:
+        """Back into the queue without its KV; its tokens stay, and it goes on from them later. `keep`: what it has computed may be used again."""
         del self.running[req.rid]
-        self._kv.release(req)
+        self._kv.release(req, keep=keep)
         req.queued = time.monotonic()
         self._waiting.push_back(req)
         self._meter.inc("llmd_requests_retracted_total")

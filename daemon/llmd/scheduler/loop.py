@@ -19,6 +19,8 @@ from llmd.scheduler.chunk import ChunkSizer
 from llmd.scheduler.compute import Compute, Step
 from llmd.scheduler.decode import DecodeManager
 from llmd.scheduler.input import Input
+from llmd.scheduler.isolation import Isolation
+from llmd.scheduler.journal import Journal
 from llmd.scheduler.kept import Kept, again
 from llmd.scheduler.kv import KvManager
 from llmd.scheduler.output import Output
@@ -26,6 +28,7 @@ from llmd.scheduler.prefill import PrefillManager
 from llmd.scheduler.req import Req
 from llmd.scheduler.results import chunk_of, vectors_of
 from llmd.scheduler.schedule_batch import ScheduleBatch
+from llmd.scheduler.suspects import Suspects
 from llmd.scheduler.waiting import WaitingQueue
 from llmd.wire.messages import AbortReq, Ack, Command, Embedding, Resend, TokenChunk, TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
@@ -38,6 +41,7 @@ _BLOCKED_BEAT = 0.1
 #: Idle for so long, the books are checked page by page: that takes a while, and a request may come right after the last one.
 _AUDIT_AFTER = 1.0
 _INTERNAL = Refusal("internal_error", "the server made an error; its log has the details")
+_CRASH = Refusal("engine_crash", "this request has ended the engine again and again, and is not tried any more")
 
 
 class Scheduler:
@@ -56,6 +60,8 @@ class Scheduler:
         pulse: Pulse,
         waiting: WaitingQueue,
         overlap: bool,
+        suspects: Suspects | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """`chunk`: prompt tokens of a step, None: as many as suit the streams beside them. `overlap`: prepare a step while the last computes."""
         self._compute = Compute(runner, overlap=overlap)
@@ -75,6 +81,8 @@ class Scheduler:
         self._chunk = ChunkSizer(chunk)
         self._arrivals = Arrivals(limits, kv)
         self._kept = Kept()
+        self.suspects = suspects or Suspects(None)
+        self._isolation = Isolation(self.suspects, journal, self.decode, waiting)
 
     # ------------------------------------------------------------ the loop
 
@@ -108,12 +116,24 @@ class Scheduler:
     def schedule(self) -> ScheduleBatch:
         """Who computes how many tokens next; empty when nothing can run."""
         batch = ScheduleBatch()
-        if not self._output.blocked:
+        suspect = self._isolation.suspect()
+        if suspect is not None:
+            self._schedule_alone(batch, suspect)
+        elif not self._output.blocked:
             self._prefill.make_way()
             self.decode.schedule(batch, self._limits.context_length)
             batch.streams = len(batch.reqs)
             self._prefill.schedule(batch, self._chunk.size(batch.streams), self._admit)
         return batch
+
+    def _schedule_alone(self, batch: ScheduleBatch, suspect: Req) -> None:
+        """Only `suspect` computes, once the step on its way is over."""
+        on_its_way = self.launched.batch if self.launched is not None else ScheduleBatch()
+        others = any(req is not suspect or stay < req.void for req, stay in zip(on_its_way.reqs, on_its_way.stays, strict=True))
+        if self._output.blocked or others:
+            return
+        self._isolation.clear_the_way(suspect, self._prefill.has_room)
+        self._prefill.schedule_only(batch, suspect, self._chunk.size(0), self._admit)
 
     def step(self, batch: ScheduleBatch) -> None:
         """Launch a batch, and process the result of the last one meanwhile; without overlap, its own."""
@@ -124,18 +144,21 @@ class Scheduler:
             last, self.launched = self.launched, None
         if last is not None:
             self._process(last)
+        if self.launched is None:
+            self._isolation.end()
         self._pulse.end()
 
     def _launch(self, batch: ScheduleBatch) -> Step | None:
         try:
-            failpoints.hit("scheduler.step")
+            self._isolation.begin(batch, self.launched.batch if self.launched else None)
+            _hit_failpoints(batch)
             arrays = batch.forward_batch(self.kv.rows.req_to_token, detached=self._compute.overlap)
             step = Step(batch, arrays, batch.wanted())
             batch.launch(step.wanted)
             self._compute.launch(step)
         except Exception:
             log.exception("a step of %d requests could not be started", len(batch.reqs))
-            self._fail_batch(batch)
+            self._failed(batch)
             return None
         return step
 
@@ -146,23 +169,31 @@ class Scheduler:
             results = self._compute.wait(step)
             if len(results) != len(step.wanted):
                 raise RuntimeError(f"the runner gave {len(results)} results for {len(step.wanted)} requests")
+        except Exception:
+            log.exception("a step of %d requests failed", len(batch.reqs))
+            batch.undo(step.wanted)
+            self._failed(batch)
+            return
+        try:
             batch.settle(step.wanted)
             for req, count in zip(batch.reqs, batch.extend_lens, strict=True):
                 if count > 1 and req.settled:
                     self.kv.share(req)
             if batch.embeds:
                 self._embed(batch)
-            taken = [self._accept(batch.reqs[request.row], result) for request, result in zip(step.wanted, results, strict=True)]
+            taken = [self._accept(batch, request.row, result) for request, result in zip(step.wanted, results, strict=True)]
             self._output.chunks([chunk for chunk in taken if chunk is not None])
             self._chunk.observe(batch.streams, batch.prefill_tokens, step.seconds)
         except Exception:
-            log.exception("a step of %d requests failed", len(batch.reqs))
+            log.exception("the results of a step of %d requests could not be taken in", len(batch.reqs))
             self._fail_batch(batch)
+        self._isolation.got_on(batch)
         self._meter.observe("llmd_scheduler_step_seconds", step.seconds, phase=batch.phase)
 
-    def _accept(self, req: Req, result: SampleResult) -> TokenChunk | None:
+    def _accept(self, batch: ScheduleBatch, row: int, result: SampleResult) -> TokenChunk | None:
         """Take one request's new token; None when it has ended, or does with an error."""
-        if req.done:
+        req = batch.reqs[row]
+        if req.done or batch.stays[row] < req.void:
             return None
         if not result.finite:
             self._not_finite(req)
@@ -229,10 +260,10 @@ class Scheduler:
     def close(self) -> None:
         """No further step begins."""
         self._compute.close()
+        self._isolation.close()
 
     # ------------------------------------------------------------ requests come and go
 
-    @property
     def in_flight(self) -> int:
         """Requests that run or wait."""
         return len(self.decode.running) + len(self.waiting)
@@ -240,6 +271,10 @@ class Scheduler:
     def _arrive(self, source: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> None:
         if source.rid in self.waiting or source.rid in self.decode.running:
             self._meter.inc("llmd_requests_duplicate_total")
+            return
+        if self.suspects.refuses(source):
+            self._meter.inc("llmd_requests_isolated_total")
+            self._output.refuse(source.rid, source.frontend, _CRASH.code, _CRASH.message)
             return
         req = self._arrivals.make(source, self.in_flight)
         if isinstance(req, Refusal):
@@ -262,23 +297,18 @@ class Scheduler:
         elif source.rid not in self.waiting and source.rid not in self.decode.running:
             self._arrive(source)
 
-    def _admit(self, req: Req) -> bool:
+    def _admit(self, req: Req) -> None:
         """`req` leaves the queue to run."""
         now = time.monotonic()
         req.waited += now - req.queued
         if req.started is None:
             self._meter.observe("llmd_queue_time_seconds", now - req.arrived)
-        try:
-            failpoints.hit("scheduler.prompt", req.source.debug_text)
-        except Exception:
-            log.exception("a request could not be scheduled", extra={"rid": req.rid})
-            self.fail(req, _INTERNAL)
-            return False
-        return True
 
     def abort(self, rid: str, *, keep: bool = True) -> None:
         """Its frontend has forgotten `rid`. `keep`: what it has computed may serve others."""
         self._kept.drop(rid)
+        if self.suspects.any:
+            self.suspects.forget(rid)
         req = self.waiting.pop(rid) or self.decode.pop(rid, keep=keep)
         if req is not None:
             req.done = True
@@ -318,11 +348,23 @@ class Scheduler:
 
     # ------------------------------------------------------------ the books
 
+    def _failed(self, batch: ScheduleBatch) -> None:
+        """A step has failed: of several requests each is tried alone, and who fails alone gets the error."""
+        if len(batch.reqs) == 1:
+            self._fail_batch(batch)
+            return
+        self._isolation.failed(batch)
+        self._check_books()
+
     def _fail_batch(self, batch: ScheduleBatch) -> None:
-        """After a step that failed. Raises if the KV accounting is beyond repair: then the engine has to start anew."""
+        """Give all requests of a step the error."""
         for req in batch.reqs:
             if not req.done:
                 self.fail(req, _INTERNAL, keep=False)
+        self._check_books()
+
+    def _check_books(self) -> None:
+        """Raises if the KV accounting is beyond repair: then the engine has to start anew."""
         if (wrong := self.kv.check(self.decode.running.values())) is not None:
             raise RuntimeError(f"KV accounting after a failed step: {wrong}")
 
@@ -332,3 +374,12 @@ class Scheduler:
             log.error("KV accounting while idle: %s (%s, %d rows taken); put right by forgetting all KV", wrong, self.kv.counts, self.kv.rows.active)
             self._meter.inc("llmd_kv_accounting_errors_total")
             self.kv.heal()
+
+
+def _hit_failpoints(batch: ScheduleBatch) -> None:
+    """The step's place for faults, and one for each prompt that it computes."""
+    failpoints.hit("scheduler.step")
+    if failpoints.armed():
+        for req, count in zip(batch.reqs, batch.extend_lens, strict=True):
+            if count > 1 or not req.announced:
+                failpoints.hit("scheduler.prompt", req.source.debug_text)

@@ -17,9 +17,12 @@ from llmd.scheduler.arrivals import Limits
 from llmd.scheduler.build import Built, build
 from llmd.scheduler.commands import Commands
 from llmd.scheduler.input import Input
+from llmd.scheduler.journal import Journal
+from llmd.scheduler.journal import read as read_journal
 from llmd.scheduler.loop import Scheduler
 from llmd.scheduler.output import Output
 from llmd.scheduler.policy import make_queue
+from llmd.scheduler.suspects import Suspects
 from llmd.scheduler.tables import SchedulerTables
 from llmd.wire.link import WorkerLink, hello
 from llmd.wire.messages import Totals
@@ -82,7 +85,18 @@ def _scheduler(context: WorkerContext, built: Built, source: Input, output: Outp
         pulse=pulse,
         waiting=waiting,
         overlap=_overlap(args.overlap, built),
+        suspects=_suspects(context),
+        journal=Journal(context.boot.ports.journal(context.rank), context.epoch, 2 * built.max_running),
     )
+
+
+def _suspects(context: WorkerContext) -> Suspects:
+    """What is known against requests; read before this scheduler's own journal takes the place of the last one's."""
+    ports = context.boot.ports
+    suspects = Suspects(ports.suspects(context.rank), context.boot.start_id)
+    if context.crashed:
+        suspects.learn(read_journal(ports.journal(context.rank), context.epoch))
+    return suspects
 
 
 def _limits(context: WorkerContext, built: Built) -> Limits:

@@ -49,10 +49,10 @@ class PrefillManager:
             if self._fits(head, self._expected_by_running()):
                 return
 
-    def schedule(self, batch: ScheduleBatch, chunk: int, admit: Callable[[Req], bool]) -> None:
+    def schedule(self, batch: ScheduleBatch, chunk: int, admit: Callable[[Req], None]) -> None:
         """Add prompt tokens, `chunk` at most: first of begun prompts, then of newly admitted ones.
 
-        `admit(req)` is told of each admission; False: the request is no more.
+        `admit(req)` is told of each admission.
         """
         begun = self._begun() if len(batch.reqs) < len(self._decode.running) else []
         for req in begun:
@@ -67,17 +67,39 @@ class PrefillManager:
             if self._better_later(head, beginnings) or not self._fits(head, expected):
                 return
             self._waiting.pop(head.rid)
-            if not admit(head):
-                continue
-            self._kv.reuse(head)
-            self._decode.running[head.rid] = head
-            if not self._kv.grow(head, head.length):
-                self._decode.retract(head)
+            admit(head)
+            if not self._start(head):
                 return
-            self._count_reuse(head)
             beginnings[head.prompt_key[:_BEGINNING]].append(head.prompt_key)
             expected += self._expected_pages(head)
             self._take(batch, head, chunk)
+
+    def schedule_only(self, batch: ScheduleBatch, req: Req, chunk: int, admit: Callable[[Req], None]) -> None:
+        """The same for this request, which waits or runs and has room, and no other."""
+        if req.rid in self._decode.running:
+            if not req.ending(self._context_length) and self._kv.grow(req, req.length):
+                batch.add(req, req.pending if req.wants_prompt_logprobs else min(req.pending, chunk), prefill=req.pending > 1)
+            return
+        self._waiting.pop(req.rid)
+        admit(req)
+        if self._start(req):
+            self._take(batch, req, chunk)
+
+    def has_room(self, req: Req) -> bool:
+        """Whether `req`, which waits or runs, has a slot, and pages for its tokens."""
+        known, cached = (0, 0) if req.rid in self._decode.running else self._kv.known_pages(req)
+        slot = req.rid in self._decode.running or self._slot_free
+        return slot and self._kv.missing_pages(req, req.length) - known <= self._kv.pages_available - cached
+
+    def _start(self, req: Req) -> bool:
+        """Give it what it needs to run; False, and it waits again, when that is not to be had."""
+        self._kv.reuse(req)
+        self._decode.running[req.rid] = req
+        if not self._kv.grow(req, req.length):
+            self._decode.retract(req)
+            return False
+        self._count_reuse(req)
+        return True
 
     def _begun(self) -> list[Req]:
         """Running requests whose prompt is not all computed."""

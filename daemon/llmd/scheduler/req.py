@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ class Req:
     stop_ids: frozenset[int]
     prompt_key: bytes
     """The prompt as a key of the prefix tree."""
+    mark: bytes
+    """Stands for its rid in the journal."""
     output_ids: list[int]
     row: int = 0
     """Row of ReqToTokenPool; 0: none."""
@@ -45,6 +48,8 @@ class Req:
     """Where the newest of these stands among the results of its step."""
     stay: int = 0
     """Counts how often its KV was taken: what a step on its way computes of an earlier stay is lost."""
+    void: int = 0
+    """What steps bring that were launched before this `stay` is void."""
     done: bool = False
     """It has ended, one way or another; what steps on their way bring of it is nobody's."""
     cached_tokens: int = 0
@@ -130,6 +135,11 @@ class Req:
         return self.unseen > 0 and (self.remaining <= self.unseen or self.length >= context_length)
 
 
+def mark_of(rid: str) -> bytes:
+    """16 bytes that stand for a rid."""
+    return hashlib.blake2b(rid.encode(), digest_size=16).digest()
+
+
 def new_req(message: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, arrived: float, order: int, eos_token_ids: tuple[int, ...]) -> Req:
     """A request as it arrives; its `output_ids` go on from those that the client already has."""
     pool = None
@@ -140,4 +150,14 @@ def new_req(message: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput, arr
     sampling = source.sampling
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos_token_ids))
     key = array("i", source.input_ids).tobytes()
-    return Req(source=source, arrived=arrived, order=order, stop_ids=stops, prompt_key=key, output_ids=list(source.output_ids), queued=arrived, pool=pool)
+    return Req(
+        source=source,
+        arrived=arrived,
+        order=order,
+        stop_ids=stops,
+        prompt_key=key,
+        mark=mark_of(source.rid),
+        output_ids=list(source.output_ids),
+        queued=arrived,
+        pool=pool,
+    )

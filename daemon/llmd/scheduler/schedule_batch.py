@@ -78,6 +78,11 @@ class ScheduleBatch:
             req = self.reqs[request.row]
             req.unseen, req.place = req.unseen + 1, place
 
+    def undo(self, wanted: list[SampleRequest]) -> None:
+        """The step has failed: it brings no tokens."""
+        for request in wanted:
+            self.reqs[request.row].unseen -= 1
+
     def settle(self, wanted: list[SampleRequest]) -> None:
         """The step is over: its KV is written. A request that has lost its KV meanwhile gets its token all the same."""
         for req, count, stay in zip(self.reqs, self.extend_lens, self.stays, strict=True):

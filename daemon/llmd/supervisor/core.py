@@ -102,7 +102,9 @@ class Core:
         on_ready: Callable[[Report], None],
         on_state: Callable[[str, str, str], None],
         on_progress: Callable[[Report], None] = lambda report: None,
+        died_alone: Callable[[ProcessSpec, int], bool] = lambda spec, epoch: False,
     ) -> None:
+        """`died_alone(spec, epoch)`: whether an engine's rank of that epoch died while it computed one suspected request and nothing else."""
         self.specs = specs
         self.settings = settings
         self.children = {spec.name: Child(spec) for spec in specs}
@@ -122,9 +124,13 @@ class Core:
         self._on_ready = on_ready
         self._on_state = on_state
         self._on_progress = on_progress
+        self._died_alone = died_alone
         self._histories: dict[str, tuple[float, ...]] = {}
         self._started = os_.monotonic()
         self._drain_deadline: float | None = None
+        self._excused: set[str] = set()
+        self._asked: set[str] = set()
+        """Units that restart because control asked for it."""
         self._executions: list[tuple[float, str, int]] = []
         self._report: Report | None = None
         self._silence = 0.0
@@ -140,9 +146,15 @@ class Core:
         if name == self._control:
             self._report, self._silence = None, 0.0
 
+    def crashed(self, name: str) -> bool:
+        """Whether a process that is about to start has ended by itself before, not because it was asked to."""
+        return self.children[name].incarnation > 1 and self.unit_of(name).name not in self._asked
+
     def on_exit(self, name: str, pid: int, status: int, administrative: bool) -> None:
         """A process has been reaped."""
         child = self.children[name]
+        if self._died_alone(child.spec, self.epoch):
+            self._excused.add(name)
         ended = child.ends(pid, status, administrative or self.stop is not None, self._os.monotonic(), "\n".join(self._tail(name)))
         if ended.reason == "reload":
             log.info("%s (pid %d) has been ended to be replaced", name, pid)
@@ -225,6 +237,7 @@ class Core:
             return f"{unit_name} was stopped by an operator"
         if any(self._hands.state(name) == "stopping" for name in unit.members):
             return f"{unit_name} is being stopped by an operator"
+        self._asked.add(unit_name)
         self.states[unit_name], actions = policy.ask(unit, self._world(), self._os.monotonic())
         self._act(unit, actions, reason)
         return None
@@ -235,6 +248,7 @@ class Core:
 
     def release(self, unit_name: str) -> None:
         """An operator starts a unit."""
+        self._asked.add(unit_name)
         self.states[unit_name] = UnitState(due=self._os.monotonic(), asked=True)
 
     def unit_of(self, name: str) -> Unit:
@@ -305,7 +319,7 @@ class Core:
         return frozenset(name for name in self.children if self._hands.pid(name))
 
     def _world(self) -> World:
-        return World(self.mode, self._alive(), owed=bool(self._report and self._report.requests))
+        return World(self.mode, self._alive(), owed=bool(self._report and self._report.requests), excused=frozenset(self._excused))
 
     def _step_units(self, now: float) -> bool:
         spawned = False
@@ -314,6 +328,8 @@ class Core:
             for _ in range(2):
                 history = self._histories.get(unit.group, ())
                 outcome = policy.step(unit, self.states[name], history, self.settings.restart, self._world(), now, self._os.random)
+                if self.states[name].up and not outcome.state.up:
+                    self._excused -= set(unit.members)
                 self.states[name], self._histories[unit.group] = outcome.state, outcome.history
                 spawned |= self._act(unit, outcome.actions, "reload")
         return spawned
@@ -344,7 +360,8 @@ class Core:
                 child = self.children[name]
                 child.last_exit = LastExit(127, "spawn", self._os.monotonic(), "")
                 log.error("%s could not be started", name)
-                return
+                break
+        self._asked.discard(unit.name)
 
     def _kill_now(self, name: str, reason: Reason) -> None:
         pid = self._hands.pid(name)

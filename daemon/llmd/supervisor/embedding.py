@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from llmd.observability.lines import LineWrapper
+from llmd.plan.journal import HEAD, died_alone
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ProcessSpec
 from llmd.supervisor import conf, patches, rundir
@@ -47,7 +48,9 @@ class Embedding:
         parent = os_.pid()
 
         def env_of(name: str) -> dict[str, str]:
-            return child_env(env, by_name[name].env, incarnation=self.core.children[name].incarnation, epoch=self.core.epoch, parent=parent)
+            core = self.core
+            incarnation, crashed = core.children[name].incarnation, core.crashed(name)
+            return child_env(env, by_name[name].env, incarnation=incarnation, epoch=core.epoch, parent=parent, crashed=crashed)
 
         self._supervisor: LlmdSupervisor | None = None
         left = seconds_left_of(lambda: self._supervisor)
@@ -64,6 +67,7 @@ class Embedding:
             on_ready=on_ready,
             on_state=self.write_state,
             on_progress=on_progress,
+            died_alone=self._died_alone,
         )
         supervisor.core = self.core
         self._supervisor = supervisor
@@ -83,6 +87,10 @@ class Embedding:
             raise
         self.write_state("failed" if status not in (0, 130) else "stopped", "", "\n".join(self.core.last_words[:1]))
         return status
+
+    def _died_alone(self, spec: ProcessSpec, epoch: int) -> bool:
+        head = self._os.read_head(str(self._ports.journal(0)), HEAD.size) if spec.role == "scheduler" else b""
+        return died_alone(head, epoch)
 
     def write_state(self, state: str, stage: str, reason: str) -> None:
         """RUN/state.json: what llmctl shows when nobody answers."""

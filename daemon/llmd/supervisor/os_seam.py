@@ -106,6 +106,14 @@ class Os:
         """os.write."""
         return os.write(fd, data)
 
+    def read_head(self, path: str, size: int) -> bytes:
+        """The first bytes of a small file, empty when there is none."""
+        try:
+            with open(path, "rb") as file:
+                return file.read(size)
+        except OSError:
+            return b""
+
     def rss_bytes(self, pid: int) -> int:
         """Resident memory of a process, 0 when it is gone."""
         try:

@@ -50,6 +50,8 @@ class World(Struct, frozen=True):
     """Names of processes that have a pid."""
     owed: bool = False
     """Requests are in flight, as far as control said."""
+    excused: frozenset[str] = frozenset()
+    """Processes that died of a request which is being found out: such a death is not counted, and there are few of them."""
 
 
 class Spawn(Struct, frozen=True):
@@ -136,6 +138,8 @@ def _watch(unit: Unit, state: UnitState, history: tuple[float, ...], budget: Res
         return Outcome(UnitState(due=NEVER), history, (EndStart(dead[0]),))
     if world.mode == "draining" and not _owed_control(unit, world):
         return Outcome(UnitState(due=NEVER), history, rest)
+    if world.excused.issuperset(dead):
+        return Outcome(UnitState(due=now), history, rest)
     seconds, history = wait(budget, history, now, chance)
     if seconds is None:
         return Outcome(UnitState(due=NEVER), history, (GiveUp(dead[0]),))

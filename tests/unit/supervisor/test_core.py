@@ -31,6 +31,7 @@ class World(Os):
         self.sent: list[tuple[int, int]] = []
         self.told: list[str] = []
         self.deaf: set[str] = set()
+        self.alone: set[tuple[str, int]] = set()
         self.core: Core
 
     def monotonic(self) -> float:
@@ -72,7 +73,9 @@ class World(Os):
     def rss_bytes(self, pid: int) -> int:
         return 1
 
-    def die(self, name: str, status: int) -> None:
+    def die(self, name: str, status: int, *, alone: bool = False) -> None:
+        if alone:
+            self.alone.add((name, self.core.epoch))
         pid = self.pids.pop(name)
         self.core.on_exit(name, pid, status, False)
 
@@ -98,6 +101,7 @@ def make(**settings: Any) -> World:
         tail=lambda name: [f"last line of {name}"],
         on_ready=told.append,
         on_state=lambda *_: None,
+        died_alone=lambda spec, epoch: (spec.name, epoch) in world.alone,
     )
     world.tick()
     return world
@@ -254,3 +258,39 @@ def test_what_was_asked_for_too_long_ago_is_not_done(world: World) -> None:
     assert json.loads(namespace.kill(json.dumps({"name": "frontend-0", "pid": world.pids["frontend-0"], "until": time.monotonic() - 1})))["ok"] is False
     assert world.pids == before
     assert json.loads(namespace.restartEngine(json.dumps({"until": time.monotonic() + 10})))["ok"] is True
+
+
+def test_engines_that_die_of_one_suspect_are_not_counted_and_come_back_at_once() -> None:
+    world = make(restart=RestartArgs(max=1, backoff=(0.0, 20.0, 30.0)))
+    ready(world)
+    for death in range(4):
+        world.die("scheduler-0", -9, alone=True)
+        world.tick()
+        assert world.pids["scheduler-0"] and world.core.epoch == 2 + death
+    world.die("scheduler-0", -9)
+    world.tick()
+    assert world.pids["scheduler-0"] and world.core.epoch == 6
+    world.die("scheduler-0", -9)
+    world.tick()
+    assert world.core.last_words[0].startswith("giving up")
+
+
+def test_a_process_knows_whether_the_one_before_it_crashed(world: World) -> None:
+    ready(world)
+    assert not world.core.crashed("scheduler-0")
+    told: list[bool] = []
+    spawn = world.spawn
+
+    def spy(name: str) -> None:
+        spawn(name)
+        told.append(world.core.crashed(name))
+
+    world.spawn = spy  # type: ignore[method-assign]
+    world.die("scheduler-0", -9)
+    world.tick()
+    world.core.restart("engine", "reload")
+    world.tick()
+    world.die("scheduler-0", -9)
+    world.tick()
+    world.tick(5.0)
+    assert told == [True, False, True]

@@ -40,8 +40,9 @@ def test_children_inherit_nothing_that_speaks_for_the_supervisor() -> None:
     }
     assert environ.cleaned(given, failpoints=False) == {"PATH": "/bin"}
     assert environ.cleaned(given, failpoints=True) == {"PATH": "/bin", "LLMD_FAILPOINTS": "a=kill"}
-    made = environ.child_env({"PATH": "/bin"}, {"OMP_NUM_THREADS": "2"}, incarnation=3, epoch=4, parent=5)
-    assert made == {"PATH": "/bin", "OMP_NUM_THREADS": "2", "LLMD_INCARNATION": "3", "LLMD_EPOCH": "4", "LLMD_SUPERVISOR_PID": "5"}
+    made = environ.child_env({"PATH": "/bin"}, {"OMP_NUM_THREADS": "2"}, incarnation=3, epoch=4, parent=5, crashed=True)
+    own = {"LLMD_INCARNATION": "3", "LLMD_EPOCH": "4", "LLMD_SUPERVISOR_PID": "5", "LLMD_CRASHED": "1"}
+    assert made == {"PATH": "/bin", "OMP_NUM_THREADS": "2"} | own
 
 
 def tree(root: Path, version: int, quota: str) -> tuple[Path, Path]:
