@@ -264,6 +264,7 @@ class Scheduler:
 
     # ------------------------------------------------------------ requests come and go
 
+    @property
     def in_flight(self) -> int:
         """Requests that run or wait."""
         return len(self.decode.running) + len(self.waiting)
