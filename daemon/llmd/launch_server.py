@@ -11,6 +11,7 @@ if __name__ == "__main__":
     leave_directory()
 
 import argparse
+import os
 import sys
 from functools import partial
 
@@ -32,8 +33,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    from llmd.supervisor.main import arm, serve
+
     loaded, allow_failpoints = read(argv, checked=True)
-    return launch_server(loaded.args, allow_failpoints=allow_failpoints)
+    arm(os.environ, allow_failpoints=allow_failpoints)
+    return serve(loaded.args, os.environ, allow_failpoints=allow_failpoints)
 
 
 def read(argv: list[str], *, checked: bool = False) -> tuple[Loaded, bool]:

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from llmd import launch_server
 from tests.daemon import gone, wait_for
 
 ARGUMENTS = ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", "0", "--tp", "1", "--max-running-requests=4", "--disable-radix-cache"]
@@ -22,8 +23,8 @@ ARGUMENTS = ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", "0"
 
 @contextlib.contextmanager
 def started(argv: list[str], directory: Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, *argv], stdout=subprocess.DEVNULL, stderr=log, env=os.environ | (env or {}), cwd=cwd)
+    with (directory / "log").open("wb") as log, (directory / "out").open("wb") as out:
+        process = subprocess.Popen([sys.executable, *argv], stdout=out, stderr=log, env=os.environ | (env or {}), cwd=cwd)
     try:
         yield process
     finally:
@@ -99,19 +100,46 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
     assert list(here.glob("RUN-*")) == [] and not (here / "__pycache__").exists()
 
 
-def test_launch_server_from_python(tmp_path: Path) -> None:
-    code = """
-import sys
+FROM_PYTHON = """
+import logging, os, signal, sys, time
 from llmd import ServerArgs, launch_server
+
+def state():
+    root = logging.getLogger()
+    umask = os.umask(0); os.umask(umask)
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    fds = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    return dict(os.environ), root.handlers, root.level, umask, handlers, fds, signal.set_wakeup_fd(-1)
+
+logging.basicConfig(level=logging.ERROR)
+os.umask(0o077)
+before = state()
+bad = ServerArgs.from_kwargs(model_path="/nowhere/at/all", port=0, config=sys.argv[1])
+assert launch_server(bad) == 78
+assert state() == before, (before, state())
 args = ServerArgs.from_kwargs(model_path="dummy", served_model_name="mine", port=0, config=sys.argv[1])
-sys.exit(launch_server(args, allow_failpoints=True))
+for _ in range(2):
+    assert launch_server(args, allow_failpoints=True) == 0
+    assert state() == before, (before, state())
+    print("over", flush=True)
 """
+
+
+def test_launch_server_from_python_can_be_called_again_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     config = tmp_path / "llmd.yaml"
     config.write_text(f"run_dir: {tmp_path}/run\nstate_dir: {tmp_path}/state\nlog_dir: {tmp_path}/log.d\n")
-    with started(["-c", code, str(config)], tmp_path) as process:
-        assert complete(url_of(process, tmp_path)) == "abcab"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+    with started(["-c", FROM_PYTHON, str(config)], tmp_path) as process:
+        for life in range(2):
+            wait_for("the other life is over", lambda life=life: (tmp_path / "out").read_text().count("over") == life, 20)
+            assert complete(url_of(process, tmp_path)) == "abcab"
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, (tmp_path / "log").read_text()
+
+
+def test_launch_server_says_what_it_takes() -> None:
+    for wrong in (None, {}, "model"):
+        with pytest.raises(TypeError, match="ServerArgs"):
+            launch_server(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

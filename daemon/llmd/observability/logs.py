@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from llmd.observability.lines import timestamp
 
+#: Loggers of libraries that say too much.
+_NOISY = ("httpx", "httpcore", "asyncio", "uvicorn.access")
 #: Attributes of a record that become fields of a JSON line (logging's `extra=`).
 FIELDS = ("request_id", "rid", "epoch", "operation_id")
 
@@ -58,5 +62,20 @@ def setup(role: str, level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("httpx", "httpcore", "asyncio", "uvicorn.access"):
+    for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def unchanged() -> Iterator[None]:
+    """In the end logging is set up as it was before: for a process that llmd only borrows."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in _NOISY}
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        for name, before in levels.items():
+            logging.getLogger(name).setLevel(before)

@@ -136,6 +136,10 @@ class LogSink:
 
     def reopen(self) -> None:
         """Open the files anew."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; a line that comes later opens its own again."""
         for file in self._files.values():
             file.close()
 

@@ -54,6 +54,20 @@ class RunOptions(Struct, frozen=True):
     allow_failpoints: bool = False
 
 
+class Held(Struct):
+    """What a life of llmd holds of the system, to be given back in the end."""
+
+    lock: rundir.Lock | None = None
+    listener: Listener | None = None
+
+    def give_back(self) -> None:
+        """Once nothing of the run directory is needed any more."""
+        if self.listener is not None:
+            self.listener.socket.close()
+        if self.lock is not None:
+            self.lock.release()
+
+
 def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
     """Run llmd in the foreground. Returns the exit status, or raises an LlmdError before anything was started."""
     with interruptible():
@@ -90,14 +104,14 @@ def serve(
     notifier = Notifier(env)
     start = Starting(notifier, sink, args.supervision.startup_timeout, on_stage)
     ports = PortArgs(dirs.run_dir)
-    held: list[rundir.Lock] = []
+    held = Held()
     try:
         with interruptible():
-            boot, listener = prepare(args, dirs, ports, env, os_, start, held, allow_failpoints=allow_failpoints, embedded=on_stage is not None, source=source)
+            boot = prepare(args, dirs, ports, env, os_, start, held, allow_failpoints=allow_failpoints, embedded=on_stage is not None, source=source)
             if on_stage is not None:
                 on_stage("boot")
             setproctitle.setproctitle(TITLE)
-            return _supervise(boot, listener, env, sink, notifier, os_)
+            return _supervise(boot, held.listener, env, sink, notifier, os_)
     except Interrupted as signal:
         log.info("llmd ends with status %d: %s before anything was started", EXIT_OK, signal)
         return EXIT_OK
@@ -113,8 +127,10 @@ def serve(
         raise told from error
     finally:
         sink.show("")
-        if held:
+        if held.lock is not None:
             rundir.clear(ports, _admin_socket(args, ports))
+        held.give_back()
+        sink.close()
 
 
 def prepare(
@@ -124,13 +140,13 @@ def prepare(
     env: MutableMapping[str, str],
     os_: Os,
     start: Starting,
-    held: list[rundir.Lock],
+    held: Held,
     *,
     allow_failpoints: bool,
     embedded: bool,
     source: ConfigSource | None,
-) -> tuple[Boot, Listener | None]:
-    """All that can fail for a reason that is not a worker's. Writes the boot file. The lock, once taken, is put into `held`."""
+) -> Boot:
+    """All that can fail for a reason that is not a worker's. Writes the boot file. Lock and listening socket, once taken, are put into `held`."""
     limit = 2 * args.supervision.startup_timeout
     pull = preflight.needs_pull(args, Path(dirs.cache_dir))
     try:
@@ -138,8 +154,8 @@ def prepare(
             start.at("run directory")
             ports.check(args.http.workers)
             rundir.prepare(ports, args.admin.group)
-            held.append(rundir.Lock(ports.lock))
-            return _prepare_locked(args, dirs, ports, held[0], env, os_, start, allow_failpoints=allow_failpoints, embedded=embedded, source=source)
+            held.lock = rundir.Lock(ports.lock)
+            return _prepare_locked(args, dirs, ports, held, env, os_, start, allow_failpoints=allow_failpoints, embedded=embedded, source=source)
     except Overdue:
         _write_failure(ports, held, f"{start.stage} was not done after {limit:g} s", os_)
         raise GaveUp(f"llmd could not start: {start.stage} was not done after {limit:g} s") from None
@@ -148,8 +164,8 @@ def prepare(
         raise
 
 
-def _write_failure(ports: PortArgs, held: list[rundir.Lock], why: str, os_: Os) -> None:
-    if held:
+def _write_failure(ports: PortArgs, held: Held, why: str, os_: Os) -> None:
+    if held.lock is not None:
         rundir.write_state(ports.last_state, "failed", "", why, os_.wall())
 
 
@@ -161,7 +177,7 @@ def _prepare_locked(
     args: ServerArgs,
     dirs: Dirs,
     ports: PortArgs,
-    lock: rundir.Lock,
+    held: Held,
     env: MutableMapping[str, str],
     os_: Os,
     start: Starting,
@@ -169,16 +185,17 @@ def _prepare_locked(
     allow_failpoints: bool,
     embedded: bool,
     source: ConfigSource | None,
-) -> tuple[Boot, Listener | None]:
+) -> Boot:
+    assert held.lock is not None
     admin_socket = _admin_socket(args, ports)
     rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
     start.at("port")
     failpoints.hit("supervisor.bind")
-    listener = None if embedded else sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
+    listener = held.listener = None if embedded else sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
     url = listener.url if listener is not None else ""
     start_id, started_at = secrets.token_hex(8), os_.wall()
     facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__, "log_dir": dirs.log_dir}
-    lock.write({**facts, "http": url, "admin_socket": str(admin_socket)})
+    held.lock.write({**facts, "http": url, "admin_socket": str(admin_socket)})
     cache_dir, base = Path(dirs.cache_dir), environ.cleaned(env, failpoints=allow_failpoints)
     if preflight.needs_pull(args, cache_dir):
         start.at("pull")
@@ -213,7 +230,7 @@ def _prepare_locked(
         rundir.write_file(ports.boot, boot.dump())
     except OSError as error:
         raise ResourceError(f"cannot write {ports.boot}: {os.strerror(error.errno or 0)}") from None
-    return boot, listener
+    return boot
 
 
 def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os) -> int:

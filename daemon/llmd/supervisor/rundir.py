@@ -109,6 +109,10 @@ class Lock:
             return str(json.loads(os.pread(self._fd, 4096, 0))["pid"])
         return "unknown"
 
+    def release(self) -> None:
+        """Another llmd may have the run directory."""
+        os.close(self._fd)
+
     def write(self, facts: dict[str, object]) -> None:
         """Put who we are into the file. Raises ResourceError."""
         data = json.dumps(facts).encode() + b"\n"
