@@ -60,7 +60,10 @@ A value whose feature this version does not have is refused by name, never ignor
 **Safety.** An address other than loopback is refused unless there are API keys (`http.api_keys_file`), or `http.allow_unauthenticated: true` says that it
 is meant.
 
-*Changes*: `live` takes effect without anyone noticing, `engine` restarts the engine, `restart` the daemon. In this version every change needs a restart.
+*Changes*. `llmctl reload` (`systemctl reload llmd`, SIGHUP) reads all layers again and takes what has changed, all of it or nothing: `live` takes effect
+without anyone noticing, `engine` restarts the engine with requests held, and if it does not come up the old values are back; a change that needs a
+`restart` of llmd is refused by name. `llmctl config diff` shows what a reload would do, `llmctl config show --origin` what is in effect,
+`llmctl config explain KEY` what a key means.
 """
 
 

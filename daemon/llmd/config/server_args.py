@@ -38,7 +38,7 @@ class ModelArgs(_Section, frozen=True):
     path: Annotated[
         str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine", path="or_name")
     ] = "smollm2-135m-instruct"
-    served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="engine")] = None
+    served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="live")] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         doc(
@@ -60,15 +60,15 @@ class ModelArgs(_Section, frozen=True):
         doc("auto: float32 with `dtype: float32`, else bfloat16. int8, one scale a head and token: on a CPU with the native kernels.", reload="engine"),
     ] = "auto"
     context_length: Annotated[Positive | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
-    revision: Annotated[str | None, doc("Revision of a hub repository to pull.", reload="engine")] = None
-    chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="engine", path=True)] = None
+    revision: Annotated[str | None, doc("Revision of a hub repository to pull.", reload="restart")] = None
+    chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="live", path=True)] = None
     verify_weights: Annotated[bool, doc("Read every tensor at start and refuse NaN and Inf.", reload="engine")] = False
-    tokenizer_path: Annotated[str | None, doc("tokenizer.json or its directory, in place of the model's own.", reload="engine", path=True)] = None
+    tokenizer_path: Annotated[str | None, doc("tokenizer.json or its directory, in place of the model's own.", reload="restart", path=True)] = None
     device: Annotated[Literal["auto", "cpu", "cuda"], doc("auto takes a CUDA GPU where there is one.", reload="engine")] = "auto"
-    threads: Annotated[Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"], doc("Compute threads of one scheduler rank on a CPU.", reload="engine")] = "auto"
+    threads: Annotated[Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"], doc("Compute threads of one scheduler rank on a CPU.", reload="restart")] = "auto"
     pooling: Annotated[
         Literal["auto", "last", "mean", "cls"],
-        doc("How embeddings are pooled: the last token's state, the mean of all, or the first one's; auto: last.", reload="engine"),
+        doc("How embeddings are pooled: the last token's state, the mean of all, or the first one's; auto: last.", reload="live"),
     ] = "auto"
 
 

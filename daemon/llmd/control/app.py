@@ -187,13 +187,23 @@ class ControlApp:
             try:
                 asked = time.monotonic()
                 core.take_snapshot(await core.supervisor.report(self._report()), asked)
+                core.reports += 1
                 self._away = False
+                self._see_to_hangups()
             except SupervisorAway as error:
                 if not self._away:
                     log.warning("the supervisor does not answer: %s", error)
                 self._away = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(core.report_due.wait(), period)
+
+    def _see_to_hangups(self) -> None:
+        """Several that came together are one."""
+        core = self.core
+        got = core.snapshot.hangups if core.snapshot is not None else 0
+        if got > core.remembered.hangups:
+            core.remembered.hangups = got
+            core.spawn(self.operations.on_hangup(), "SIGHUP")
 
     def _report(self) -> Report:
         core = self.core
@@ -207,6 +217,7 @@ class ControlApp:
             progressing=not core.stalled,
             ready=core.remembered.ready_once,
             requests=int(core.gauge(INFLIGHT) or 0),
+            reloading=core.reconfiguring,
         )
 
     def _status_text(self, stage: str, progress: float) -> str:

@@ -68,6 +68,10 @@ class Core:
         self.changed = asyncio.Event()
         """Something that others should know at once."""
         self.report_due = asyncio.Event()
+        self.reconfiguring = False
+        """The configuration is being reloaded."""
+        self.reports = 0
+        """How often the supervisor has heard how things are."""
         self.newly_ready: list[Worker] = []
         self.returned: dict[str, int] = {}
         """Process -> the incarnation whose readiness has been noted."""
@@ -197,6 +201,8 @@ class Core:
         level = self.remembered.log_levels.get(worker.name)
         if level is not None:
             self.spawn(self._say(worker, "log_level", {"level": level}), "log level")
+        if self.remembered.configured and worker.role in ("frontend", "scheduler"):
+            self.spawn(self._say(worker, "configure", {"args": msgspec.to_builtins(self.boot.args)}), "configuration")
 
     async def _say(self, worker: Worker, verb: str, params: dict[str, Any]) -> None:
         await self.channel.command([worker], verb, params, within=5.0)
@@ -287,6 +293,12 @@ class Core:
     @property
     def never_ready(self) -> bool:
         return self.machine.state in BEFORE_READY
+
+    async def reported(self) -> None:
+        """Return when the supervisor has heard how things are now; after a moment in any case."""
+        before = self.reports
+        self.report_due.set()
+        await self.until(lambda: self.reports > before, time.monotonic() + 2.0)
 
     def turned(self) -> None:
         """The loop has made a turn: whoever waits in `until` looks again."""

@@ -80,3 +80,10 @@ def replay(earlier: Operation, verb: str, raw: dict[str, Any]) -> Operation:
     if earlier.state == "succeeded":
         return earlier
     raise OperationFailed(RequestError(earlier.message, code=earlier.code), earlier)
+
+
+def refusal(refused: dict[str, str]) -> RequestError:
+    """The error of a plan that is refused."""
+    error = RequestError(refused["message"], code=refused["code"], status=409)
+    error.hint = refused["hint"]
+    return error

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from llmd.control import audit, drain, plans, reload, verbs
+from llmd.control import audit, config_reload, drain, plans, reload, verbs
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
 from llmd.control.events import Severity
-from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, remembered, replay
+from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, refusal, remembered, replay
 from llmd.control.params import convert
 from llmd.control.peer import Peer
 from llmd.control.supervisor_client import OutcomeUnknown, SupervisorAway
@@ -164,6 +164,16 @@ class Operations:
         except RequestError as error:
             log.error("%s: %s", operation.verb, error.message, extra={"operation_id": operation.id})
 
+    async def on_hangup(self) -> None:
+        """SIGHUP: read the configuration again. Whoever sent it is not known, and reads the outcome in the log."""
+        try:
+            await self.run("config/reload", {}, Peer(), "SIGHUP")
+        except OperationFailed as error:
+            for line in error.message.splitlines():
+                log.error("SIGHUP: %s", line)
+            if error.hint:
+                log.error("SIGHUP: %s", error.hint)
+
     # ------------------------------------------------------------ within
 
     @staticmethod
@@ -237,7 +247,11 @@ class Operations:
         made = await plans.PLAN[operation.verb](self._core, params) if params is not None else None
         if made is not None:
             operation.plan = made.shown()
-        if operation.verb == "reload":
+            if made.refused is not None:
+                raise refusal(made.refused)
+        if operation.verb == "config/reload":
+            operation.data = await config_reload.run(self._core, made, keep, self._save)
+        elif operation.verb == "reload":
             operation.data = await reload.run(self._core, params, made, keep, self._save)
         else:
             operation.data = await verbs.RUN[operation.verb](self._core, params, keep)

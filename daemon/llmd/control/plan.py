@@ -40,6 +40,8 @@ class Plan(Struct, kw_only=True):
     """Time without an engine, as far as the last start tells; null: not known."""
     changes: list[dict[str, Any]] = []
     """Of a config reload: key, before, after, reload, origin."""
+    refused: dict[str, str] | None = None
+    """`code`, `message`, `hint`: a real run ends with this and does nothing."""
     details: dict[str, Any] = {}
     prepared: Any = None
     """For the run alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from llmd.control import reload
+from llmd.control import config_reload, reload
 from llmd.control.core import Core
 from llmd.control.plan import Plan, cached_pages, dropped, in_flight, replaces_engine, rids
 from llmd.control.verbs import (
@@ -93,6 +93,7 @@ PLAN: dict[str, Planner] = {
     "abort": abort,
     "stop": stop,
     "restart": restart,
+    "config/reload": config_reload.plan,
     "log-level": log_level,
     "lora/load": lora,
     "lora/unload": lora,

@@ -73,23 +73,40 @@ async def run(core: Core, params: ReloadParams | None, made: Plan | None, keep: 
         elif core.epoch <= before:
             await _finish(core, save)
             raise RequestError("control was replaced before the new weights were committed; the old ones go on", code="aborted")
+        await _see_through(core, old, before, keep, save)
     else:
-        boot: Boot = made.prepared
-        old = core.boot
-        core.machine.fire("reload", f"to {boot.files.weights_version}")
+        mode, timeout = _choices(core, params)
+        await replace_engine(core, made.prepared, mode, timeout, keep, save)
+    return {"weights_version": core.boot.files.weights_version, "epoch": core.epoch}
+
+
+async def replace_engine(core: Core, boot: Boot, mode: str, patience: float, keep: Keep, save: Save) -> None:
+    """Replace the boot file, start the engine anew, and go back to the old one if it does not come up. Raises RolledBack, RequestError."""
+    old = core.boot
+    core.machine.fire("reload", f"to {boot.files.weights_version}")
     try:
-        if params is not None and made is not None:
-            before = await _commit(core, boot, params, save)
+        before = await _commit(core, boot, mode, patience, save)
+    except BaseException as error:
+        if isinstance(error, SupervisorAway):
+            await replace_boot(core, old)
+        keep(engine_results(core))
+        await _finish(core, save)
+        raise
+    await _see_through(core, old, before, keep, save)
+
+
+async def _see_through(core: Core, old: Boot, before: int, keep: Keep, save: Save) -> None:
+    """Wait for the engine that was started after epoch `before`."""
+    try:
         fault = await await_engine(core, before, _deadline(core))
         if fault:
             await _roll_back(core, old, fault)
     except SupervisorAway:
-        await _replace_boot(core, old)
+        await replace_boot(core, old)
         raise
     finally:
         keep(engine_results(core))
         await _finish(core, save)
-    return {"weights_version": core.boot.files.weights_version, "epoch": core.epoch}
 
 
 async def _prepare(core: Core, params: ReloadParams) -> Boot:
@@ -114,19 +131,18 @@ def _choices(core: Core, params: ReloadParams) -> tuple[str, float]:
     return params.mode or configured.mode, params.timeout_s if params.timeout_s is not None else configured.timeout
 
 
-async def _commit(core: Core, boot: Boot, params: ReloadParams, save: Save) -> int:
+async def _commit(core: Core, boot: Boot, mode: str, patience: float, save: Save) -> int:
     """Drain if asked to, replace the boot file, restart. Returns the epoch before."""
-    mode, timeout = _choices(core, params)
     if mode == "abort":
         await _abort(core)
     elif mode == "drain":
-        left = await drain.drain(core, time.monotonic() + timeout)
+        left = await drain.drain(core, time.monotonic() + patience)
         if left:
-            raise RequestError(f"{drain.unfinished(left)} within {timeout:g} s; the old weights go on", code="timeout")
+            raise RequestError(f"{drain.unfinished(left)} within {patience:g} s; the old weights go on", code="timeout")
     before = core.epoch
     core.remembered.previous_boot, core.remembered.reload_epoch = core.boot.dump(), before
     await save()
-    await _replace_boot(core, boot)
+    await replace_boot(core, boot)
     await core.supervisor.restart_engine("reload")
     return before
 
@@ -141,7 +157,7 @@ async def _abort(core: Core) -> None:
 async def _roll_back(core: Core, old: Boot, fault: str) -> None:
     log.error("the new weights did not come up, going back to %s: %s", old.files.weights_version, fault)
     before = core.epoch
-    await _replace_boot(core, old)
+    await replace_boot(core, old)
     await core.supervisor.restart_engine("reload")
     again = await await_engine(core, before, _deadline(core))
     after = f"and the old ones neither: {again}" if again else f"{old.files.weights_version} is back"
@@ -158,7 +174,8 @@ async def _finish(core: Core, save: Save) -> None:
         await save()
 
 
-async def _replace_boot(core: Core, boot: Boot) -> None:
+async def replace_boot(core: Core, boot: Boot) -> None:
+    """What every process that starts from now on goes by. Raises OSError."""
     await asyncio.get_running_loop().run_in_executor(None, replace_file, core.boot.ports.boot, boot.dump())
     core.boot = boot
 

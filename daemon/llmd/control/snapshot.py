@@ -64,6 +64,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     epoch: int = 0
     stopping: bool = False
     drain_left_s: float | None = None
+    hangups: int = 0
+    """SIGHUPs that the supervisor has got."""
     processes: tuple[ProcessView, ...] = ()
 
     def process(self, name: str) -> ProcessView | None:
@@ -92,6 +94,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The first READY has been reached."""
     requests: int
     """In flight now."""
+    reloading: bool = False
+    """Something is being reloaded, whatever the state."""
 
 
 def decode(text: str) -> Snapshot:

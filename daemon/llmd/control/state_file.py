@@ -43,6 +43,10 @@ class ControlState(Struct, kw_only=True):
     """The last ones, that one included."""
     events: list[Event] = []
     """The last ones."""
+    configured: bool = False
+    """The configuration has been reloaded since the start: whoever comes up is told it once more."""
+    hangups: int = 0
+    """SIGHUPs that have been seen to."""
     log_levels: dict[str, str] = {}
     """Process -> the level that was set for it by hand."""
     previous_boot: bytes | None = None

@@ -87,6 +87,12 @@ class LogLevelParams(_Params, frozen=True):
     process: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
+class ConfigReloadParams(_Params, frozen=True):
+    """Read the configuration again, and take what has changed: all of it, or none."""
+
+    timeout_s: Seconds | None = None
+
+
 class LoraParams(_Params, frozen=True):
     """Load or unload an adapter."""
 
@@ -102,6 +108,7 @@ VERBS: dict[str, type[Struct]] = {
     "abort": AbortParams,
     "stop": StopParams,
     "restart": RestartParams,
+    "config/reload": ConfigReloadParams,
     "log-level": LogLevelParams,
     "lora/load": LoraParams,
     "lora/unload": LoraParams,

@@ -115,6 +115,10 @@ class Guard:
         self._ring = ring
         self._limits = limits
 
+    def configure(self, args: ServerArgs, ring: KeyRing) -> None:
+        """Go by other values from the next request on."""
+        self._metrics_open, self._ring = not args.observability.metrics.require_key, ring
+
     def admit(self, scope: Scope) -> Key | None:
         """Whose request this is, None where nobody has to say. Raises RequestError 401, 403, 429."""
         access = self._paths.get(scope["path"], Access.KEY)

@@ -34,7 +34,7 @@ class AccessLog:
     def __init__(self, path: Path, *, role: str, exclude: tuple[str, ...], as_json: bool, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
         self._role = role
-        self._exclude = tuple(prefix.rstrip("/") for prefix in exclude)
+        self.exclude(exclude)
         self._as_json = as_json
         self._max_bytes = max_bytes
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
@@ -42,6 +42,10 @@ class AccessLog:
         self._warned = False
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+
+    def exclude(self, paths: tuple[str, ...]) -> None:
+        """Leave these out from now on."""
+        self._exclude = tuple(prefix.rstrip("/") for prefix in paths)
 
     def start(self) -> None:
         self._thread.start()

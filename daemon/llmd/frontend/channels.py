@@ -38,7 +38,7 @@ class SchedulerPort:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ports: PortArgs, undeliverable: Callable[[str], None], patience: float) -> None:
         self.epoch = 0
         """The one that is connected; 0: none."""
-        self._patience = patience
+        self.patience = patience
         self._pause = RETRY_S
         self._context = context
         self._ports = ports
@@ -67,7 +67,7 @@ class SchedulerPort:
         """Send, in order, as soon as the scheduler takes it; `undeliverable(rid)` is called for a request that it never takes."""
         if not self._waiting and self._socket is not None and sockets.send(self._socket, message):
             return
-        self._waiting.append((time.monotonic() + self._patience, message))
+        self._waiting.append((time.monotonic() + self.patience, message))
         if self._timer is None:
             self._pause = RETRY_S
             self._timer = asyncio.get_running_loop().call_later(self._pause, self._retry)

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from llmd.config.server_args import ServerArgs
 from llmd.errors import RequestError
-from llmd.frontend.access import Guard
+from llmd.frontend.access import Guard, KeyRing
 from llmd.frontend.engine_view import shutting_down
 from llmd.frontend.exchange import KEY, TRANSPORT, Exchange, Receive, Scope, Send, outcome_of
 from llmd.frontend.limits import MAX_REQUEST_ID
@@ -31,6 +32,10 @@ class Gate:
         self._runtime = runtime
         self._guard = guard
 
+    def configure(self, args: ServerArgs) -> None:
+        """Go by other values from the next request on; files of keys are read anew."""
+        self._guard.configure(args, KeyRing(args.http.api_keys_file, args.http.admin_key_file))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -42,6 +47,8 @@ class Gate:
             nonlocal complete
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
+                if scope["method"] != "HEAD":  # which brings no body for the head to go with
+                    scope[TRANSPORT].transport.hold()
                 message["headers"] = [*message.get("headers", ()), *self._headers(exchange)]
             elif not message.get("more_body"):
                 complete = True

@@ -14,9 +14,11 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import zmq
 
 from llmd import failpoints
+from llmd.config import ServerArgs
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK, LlmdError, ResourceError
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.app import create_app
@@ -87,7 +89,8 @@ class Frontend:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         http = boot.args.http
-        self.server = FrontendServer(uvicorn_config(create_app(self._runtime, self._lifespan()), keep_alive=http.keep_alive, backlog=http.backlog))
+        self._gate = create_app(self._runtime, self._lifespan())
+        self.server = FrontendServer(uvicorn_config(self._gate, keep_alive=http.keep_alive, backlog=http.backlog))
 
     @contextlib.asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
@@ -140,6 +143,26 @@ class Frontend:
         small_dir = Path(self._context.boot.files.small_dir)
         return load_tokenizer(small_dir), ChatTemplate.load(small_dir, self._context.boot.args.model.chat_template)
 
+    async def _configure(self, command: Command) -> None:
+        """Other values, as a whole: nothing is taken over before all that can fail has not."""
+        boot, manager = self._context.boot, self._manager
+        try:
+            args = msgspec.convert(command.params["args"], ServerArgs)
+            template = manager.template
+            if args.model.chat_template != boot.args.model.chat_template:
+                small_dir = Path(boot.files.small_dir)
+                template = await asyncio.get_running_loop().run_in_executor(manager.executor, ChatTemplate.load, small_dir, args.model.chat_template)
+        except (LlmdError, msgspec.ValidationError, KeyError) as error:
+            self._link.reply(command, code="invalid", message=str(error))
+            return
+        boot.take(args)
+        manager.template = template
+        self._gate.configure(args)
+        self._access_log.exclude(args.http.access_log_exclude)
+        self._port.patience = args.supervision.recover_timeout
+        self.server.config.timeout_keep_alive = int(args.http.keep_alive)
+        self._link.reply(command)
+
     async def _beat(self) -> None:
         while True:
             self._pulse.beat()
@@ -164,6 +187,9 @@ class Frontend:
 
     def _take(self, message: Command | Publish) -> None:
         if isinstance(message, Command):
+            if message.verb == "configure":
+                self._spawn(self._configure(message))
+                return
             if message.verb == "drain" and message.params.get("stopping") and self._context.boot.socket_activated:
                 self._stop_accepting()
             self._spawn(obey(self._runtime, self._link, message))

@@ -6,6 +6,7 @@ import sys
 from typing import Any, Literal
 
 from msgspec import Struct, msgpack
+from msgspec.structs import force_setattr
 
 from llmd.config import ServerArgs
 from llmd.config.source import ConfigSource
@@ -105,6 +106,10 @@ class Boot(Struct, frozen=True, kw_only=True):
     def served_name(self) -> str:
         """The id that clients use."""
         return self.args.model.served_name or self.files.name
+
+    def take(self, args: ServerArgs) -> None:
+        """Go by other values from now on: whoever asks this boot file for `args` gets them. Frozen all the same: they are exchanged as a whole."""
+        force_setattr(self, "args", args)
 
     def dump(self) -> bytes:
         return msgpack.encode(self)

@@ -39,7 +39,7 @@ class Arrivals:
     """Makes requests of messages."""
 
     def __init__(self, limits: Limits, kv: KvManager) -> None:
-        self._limits = limits
+        self.limits = limits
         self._kv = kv
         self._count = 0
 
@@ -50,11 +50,11 @@ class Arrivals:
             return refusal
         self._count += 1
         order = self._count + (_RESUMED if source.resumed else 0)
-        return new_req(source, time.monotonic(), order, self._limits.eos_token_ids)
+        return new_req(source, time.monotonic(), order, self.limits.eos_token_ids)
 
     def _never(self, source: TokenizedGenerateReqInput | TokenizedEmbeddingReqInput) -> Refusal | None:
         """The frontends have checked all this; here it keeps a wrong frontend from costing other requests."""
-        limits = self._limits
+        limits = self.limits
         ids = source.input_ids
         known, most = (source.output_ids, source.sampling.max_new_tokens) if isinstance(source, TokenizedGenerateReqInput) else ([], 0)
         if not ids or min(ids) < 0 or max(ids) >= limits.vocab_size or any(not 0 <= token < limits.vocab_size for token in known):
@@ -70,7 +70,7 @@ class Arrivals:
 
     def _not_now(self, in_flight: int) -> Refusal | None:
         """The queue is full when all running slots and all queue places are taken; a request bound for a free slot takes no queue place."""
-        limits = self._limits
+        limits = self.limits
         if in_flight >= limits.max_running + limits.max_queued:
             return Refusal("queue_full", f"{limits.max_queued} requests are waiting already")
         return None

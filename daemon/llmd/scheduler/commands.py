@@ -6,7 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from llmd.config import ServerArgs
 from llmd.observability.process import freeze_gc
+from llmd.scheduler.arrivals import Limits
 from llmd.scheduler.loop import Scheduler
 from llmd.wire.link import WorkerLink
 from llmd.wire.messages import Command
@@ -17,10 +21,17 @@ log = logging.getLogger(__name__)
 class Commands:
     """Called by the scheduler's loop between two steps; each command gets exactly one reply."""
 
-    def __init__(self, scheduler: Scheduler, link: WorkerLink) -> None:
+    def __init__(self, scheduler: Scheduler, link: WorkerLink, limits: Callable[[ServerArgs], Limits]) -> None:
+        """`limits`: what a configuration makes of them."""
         self._scheduler = scheduler
         self._link = link
-        self._verbs: dict[str, Callable[[Command], None]] = {"flush": self._flush, "frontend_gone": self._frontend_gone, "freeze": self._freeze}
+        self._limits = limits
+        self._verbs: dict[str, Callable[[Command], None]] = {
+            "flush": self._flush,
+            "frontend_gone": self._frontend_gone,
+            "freeze": self._freeze,
+            "configure": self._configure,
+        }
 
     def __call__(self, command: Command) -> None:
         """Do it and reply."""
@@ -45,6 +56,10 @@ class Commands:
 
     def _frontend_gone(self, command: Command) -> None:
         self._link.reply(command, {"aborted": self._scheduler.frontend_gone(int(command.params["frontend"]))})
+
+    def _configure(self, command: Command) -> None:
+        self._scheduler.configure(self._limits(msgspec.convert(command.params["args"], ServerArgs)))
+        self._link.reply(command)
 
     def _freeze(self, command: Command) -> None:
         freeze_gc()

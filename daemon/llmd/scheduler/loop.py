@@ -264,6 +264,11 @@ class Scheduler:
 
     # ------------------------------------------------------------ requests come and go
 
+    def configure(self, limits: Limits) -> None:
+        """Measure requests against other limits, those that are here too."""
+        self._limits = limits
+        self._arrivals.limits = limits
+
     @property
     def in_flight(self) -> int:
         """Requests that run or wait."""

@@ -9,6 +9,7 @@ from typing import Literal
 import zmq
 
 from llmd import failpoints
+from llmd.config.server_args import SchedulerArgs
 from llmd.errors import EXIT_OK
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
@@ -55,7 +56,7 @@ def run(context: WorkerContext) -> int:
         gauges.scheduler = tables.scheduler = scheduler
         link.ready(built.info)
         try:
-            scheduler.run(Commands(scheduler, link))
+            scheduler.run(Commands(scheduler, link, lambda args: _limits(context, built, args.scheduler)))
         finally:
             scheduler.close()
     finally:
@@ -79,7 +80,7 @@ def _scheduler(context: WorkerContext, built: Built, source: Input, output: Outp
         kv,
         source,
         output,
-        limits=_limits(context, built),
+        limits=_limits(context, built, args),
         chunk=chunk,
         meter=meter,
         pulse=pulse,
@@ -99,9 +100,8 @@ def _suspects(context: WorkerContext) -> Suspects:
     return suspects
 
 
-def _limits(context: WorkerContext, built: Built) -> Limits:
+def _limits(context: WorkerContext, built: Built, scheduler: SchedulerArgs) -> Limits:
     boot = context.boot
-    scheduler = boot.args.scheduler
     return Limits(
         context_length=built.context_length,
         vocab_size=boot.files.vocab_size,

@@ -66,6 +66,8 @@ class Report(Struct, kw_only=True):
     """The first READY has been reached."""
     requests: int | None = None
     """In flight now."""
+    reloading: bool = False
+    """Something is being reloaded, whatever the state."""
 
 
 class Hands(Protocol):
@@ -135,6 +137,7 @@ class Core:
         self._report: Report | None = None
         self._silence = 0.0
         self._standstill = 0.0
+        self._hangups = 0
         self._last_tick = self._started
         self._control = next((spec.name for spec in specs if spec.role == "control"), None)
 
@@ -193,8 +196,10 @@ class Core:
             self._begin_stop(EXIT_INTERRUPTED, "second SIGINT", quick=True)
 
     def on_hangup(self) -> None:
-        """SIGHUP, which others take for `read the configuration again`."""
-        log.warning("SIGHUP has no effect: this version does not read its configuration again; restart llmd for it")
+        """SIGHUP: have control read the configuration again; one that is away does so when it is back."""
+        log.info("SIGHUP: the configuration is read again")
+        self._hangups += 1
+        self._hands.tell("hangup")
 
     # ---------------------------------------------------------------- what is asked (namespace `llmd`)
 
@@ -204,7 +209,7 @@ class Core:
         if before is None or (before.state, before.stage, before.reason) != (report.state, report.stage, report.reason):
             self._on_state(report.state, report.stage, report.reason)
         self._notifier.status(report.status or report.state)
-        self._notifier.reloading(report.state == "reloading")
+        self._notifier.reloading(report.reloading or report.state == "reloading")
         if self.mode == "starting" and (before is None or (before.state, before.stage, before.progress) != (report.state, report.stage, report.progress)):
             self._notifier.extend(self.settings.startup_timeout)
             self._standstill = 0.0
@@ -278,6 +283,7 @@ class Core:
             "epoch": self.epoch,
             "stopping": self.mode in ("draining", "stopping"),
             "drain_left_s": left,
+            "hangups": self._hangups,
             "processes": [self._snapshot_of(name, now) for name in self.children],
         }
 

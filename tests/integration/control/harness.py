@@ -76,6 +76,7 @@ class FakeSupervisor:
         self.reports: list[dict[str, Any]] = []
         self.epoch = 1
         self.stopping = False
+        self.hangups = 0
         self.deaf = False
         self.drain_left_s: float | None = None
         self.pid = 1
@@ -106,7 +107,7 @@ class FakeSupervisor:
     def _snapshot(self) -> str:
         return json.dumps({
             "start_id": self._boot.start_id, "pid": self.pid, "uptime_s": 1.0, "rss_bytes": 27_000_000, "epoch": self.epoch,
-            "stopping": self.stopping, "drain_left_s": self.drain_left_s, "processes": list(self.processes.values()),
+            "stopping": self.stopping, "hangups": self.hangups, "drain_left_s": self.drain_left_s, "processes": list(self.processes.values()),
         })  # fmt: skip
 
     def called(self, name: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,14 @@ def daemon() -> Iterator[Trio]:
         made.start_control()
         scheduler, _, frontend = made.to_ready()
         yield made, scheduler, frontend
+
+
+@pytest.fixture(autouse=True)
+def own_log_level() -> Iterator[None]:
+    """The workers of these tests live in this process, and take the level that they are told."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 def owned(rid: str, tokens: int, client: str = "") -> OwnedRequest:

@@ -183,9 +183,9 @@ def test_a_stop_right_after_a_start_is_not_lost(embedded: Make) -> None:
         assert time.monotonic() - asked < 4
 
 
-def test_hangup_says_that_it_has_no_effect_and_has_none(embedded: Make) -> None:
+def test_hangups_are_counted_for_control_and_end_nothing(embedded: Make) -> None:
     one = running(embedded)
     before = [one.pid(name) for name in one.names]
     one.signal(signal.SIGHUP)
-    until("it is said", lambda: "SIGHUP has no effect" in one.log())
+    until("control is told", lambda: one.snapshot()["hangups"] == 1)
     assert [one.pid(name) for name in one.names] == before

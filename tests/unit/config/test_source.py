@@ -13,15 +13,15 @@ from llmd.errors import ConfigError
 
 def test_changes_name_values_effects_and_origins(tmp_path: Path) -> None:
     file = tmp_path / "llmd.yaml"
-    file.write_text("http:\n  keep_alive: 60s\nmodel: {threads: 1}\n")
+    file.write_text("http:\n  keep_alive: 60s\nmemory: {page_size: 8}\n")
     env = {"LLMD_SCHEDULER__QUEUE_TIMEOUT": "5s", "HOME": "/x"}
     first = read(str(file), ("http.port=0",), env, allow_failpoints=False)
     assert first.environ == {"LLMD_SCHEDULER__QUEUE_TIMEOUT": "5s"}
     assert first.changes(first.read_again(allow_failpoints=False)) == []
-    file.write_text("http:\n  keep_alive: 90s\n  port: 7\n  workers: 2\nmodel: {threads: 2}\nscheduler: {queue_timeout: 9s}\n")
+    file.write_text("http:\n  keep_alive: 90s\n  port: 7\n  workers: 2\nmemory: {page_size: 16}\nscheduler: {queue_timeout: 9s}\n")
     second = first.read_again(allow_failpoints=False)
     found = {change.key: (change.before, change.after, change.reload) for change in first.changes(second)}
-    assert found == {"model.threads": ("1", "2", "engine"), "http.keep_alive": ("60s", "90s", "live"), "http.workers": ("1", "2", "restart")}, (
+    assert found == {"memory.page_size": ("8", "16", "engine"), "http.keep_alive": ("60s", "90s", "live"), "http.workers": ("1", "2", "restart")}, (
         "flags and variables still go before the file"
     )
     assert {c.key: c.origin for c in first.changes(second)}["http.keep_alive"] == f"file {file}:2"
