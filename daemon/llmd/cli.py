@@ -162,6 +162,7 @@ def guarded(run: Callable[[], int]) -> int:
         error.show()
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
+        click.echo("llmd: interrupted", err=True)
         return EXIT_INTERRUPTED
     except LlmdError as error:
         if not error.shown:

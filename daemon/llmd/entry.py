@@ -11,12 +11,21 @@ import signal
 import sys
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+#: llmd.errors.EXIT_INTERRUPTED, before anything is imported.
+_INTERRUPTED = 130
 
 
 def prepare() -> None:
     """Called once, first thing, in the main thread of a process that is llmd's own."""
     open_streams()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def keep_status() -> None:
+    """Last thing: the exit status is decided. Python takes signal handlers away when it ends, and one more signal would be the status: it is ignored."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def open_streams() -> None:
@@ -40,9 +49,15 @@ def main() -> int:
     if sys.argv[1:2] == ["run"]:
         for number in _STOPS:
             signal.signal(number, lambda *_: os._exit(0))
-    from llmd.cli import main as llmd
+    try:
+        from llmd.cli import main as llmd
 
-    return llmd()
+        return llmd()
+    except KeyboardInterrupt:  # during the imports
+        os.write(2, b"llmd: interrupted\n")
+        return _INTERRUPTED
+    finally:
+        keep_status()
 
 
 if __name__ == "__main__":

@@ -21,15 +21,19 @@ from llmd.config.fields import FIELDS
 from llmd.config.load import Loaded
 from llmd.config.sglang import ALWAYS_ON, CONFIG, TABLE, complaint, flag_value, load
 from llmd.engine.foreground import launch_server as launch_server
-from llmd.entry import prepare
+from llmd.entry import keep_status, prepare
 from llmd.errors import UsageError
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Every way out is an exit status of the contract."""
-    if argv is None:
-        prepare()
-    return guarded(lambda: _run(sys.argv[1:] if argv is None else argv))
+    if argv is not None:
+        return guarded(lambda: _run(argv))
+    prepare()
+    try:
+        return guarded(lambda: _run(sys.argv[1:]))
+    finally:
+        keep_status()
 
 
 def _run(argv: list[str]) -> int:

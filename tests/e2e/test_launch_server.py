@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from llmd import launch_server
+from llmd.engine.foreground import launch_server
 from tests.daemon import gone, wait_for
 
 ARGUMENTS = ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", "0", "--tp", "1", "--max-running-requests=4", "--disable-radix-cache"]

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from llmd.config import ServerArgs
+from llmd.entry import keep_status
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK, EXIT_USAGE, LlmdError
 
 _PR_SET_PDEATHSIG = 1
@@ -117,4 +118,6 @@ def _detach() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    ended = main(sys.argv)
+    keep_status()
+    sys.exit(ended)

@@ -74,3 +74,34 @@ def test_what_is_in_the_way_of_a_start_file_is_named_with_71(tmp_path: Path, nam
     assert child.returncode == EXIT_RESOURCE, said
     assert str(path).encode() in said
     assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM])
+@pytest.mark.parametrize("entry", ["entry", "launch_server"])
+def test_a_signal_while_the_interpreter_ends_does_not_change_the_status(tmp_path: Path, number: int, entry: str) -> None:
+    argv = ["llmd", "run", "--model", "/nowhere"] if entry == "entry" else ["llmd", "--model-path", "/nowhere"]
+    code = (
+        "import os, signal, sys\n"
+        f"sys.argv = {[*argv, f'--set=run_dir={tmp_path}/run', f'--set=state_dir={tmp_path}/state', '--set=http.port=0']!r}\n"
+        f"signal.signal({int(number)}, lambda *_: None)\n"
+        "class Late:\n"
+        f"    def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {int(number)})\n"
+        "late = Late()\n"
+        "import importlib\n"
+        f"sys.exit(importlib.import_module('llmd.{entry}').main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 78, done.stderr
+
+
+@pytest.mark.parametrize("place", ["click", "llmd.store.pull"])
+def test_an_interrupted_pull_says_so(tmp_path: Path, place: str) -> None:
+    code = (
+        f"import sys, os, signal\nsys.argv = ['llmd', 'pull', 'smollm2-135m-instruct', '--cache-dir', {str(tmp_path)!r}]\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {place!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "from llmd import entry\nsys.meta_path.insert(0, Interrupting())\nsys.exit(entry.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, "llmd: interrupted")
