@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 from llmd.control import listener, watchdog
 from llmd.control.admin import AdminServer
 from llmd.control.core import Core
-from llmd.control.drain import INFLIGHT
 from llmd.control.lifecycle import Lifecycle
 from llmd.control.metrics import Metrics
 from llmd.control.operations import Operations
@@ -216,7 +215,7 @@ class ControlApp:
             progress=progress if core.never_ready else 0.0,
             progressing=not core.stalled,
             ready=core.remembered.ready_once,
-            requests=int(core.gauge(INFLIGHT) or 0),
+            requests=core.inflight,
             reloading=core.reconfiguring,
         )
 

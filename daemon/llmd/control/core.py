@@ -77,6 +77,8 @@ class Core:
         """Process -> the incarnation whose readiness has been noted."""
         self.holding = initial == "draining"
         """A drain has been sent to the frontends and not been taken back."""
+        self.left = 0
+        """Requests that a drain still waits for."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Event()
 
@@ -279,6 +281,11 @@ class Core:
     def supervised(self) -> list[Worker]:
         """Workers that may be killed when they hang: a caller that has embedded llmd is not llmd's to judge."""
         return [w for w in self.table if not (self.boot.external_frontend and w.role == "frontend")]
+
+    @property
+    def inflight(self) -> int:
+        """Requests that the frontends hold: as they have last said in a heartbeat, or when a drain asked them."""
+        return max(int(self.gauge("llmd_frontend_inflight") or 0), self.left)
 
     def gauge(self, name: str) -> float | None:
         """Sum of a gauge over the living workers; None where nobody has it."""

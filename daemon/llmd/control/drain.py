@@ -23,6 +23,9 @@ async def drain(core: Core, deadline: float, params: dict[str, Any] | None = Non
     core.holding = True
     while True:
         left = await _ask(core, params or {}, began, max(0.1, min(1.0, deadline - time.monotonic())))
+        if (left > 0) != (core.left > 0):
+            core.report_due.set()
+        core.left = left
         if left == 0 or time.monotonic() >= deadline or not core.holding:
             return left
         await asyncio.sleep(min(ASK_EVERY, max(0.0, deadline - time.monotonic())))
@@ -30,7 +33,7 @@ async def drain(core: Core, deadline: float, params: dict[str, Any] | None = Non
 
 async def resume(core: Core) -> list[RankReply]:
     """The frontends take requests again."""
-    core.holding = False
+    core.holding, core.left = False, 0
     return await core.channel.command(core.table.role("frontend"), "resume", within=5.0)
 
 

@@ -135,6 +135,8 @@ class Core:
         """Units that restart because control asked for it."""
         self._executions: list[tuple[float, str, int]] = []
         self._report: Report | None = None
+        self._requests = 0
+        """In flight, as control has last said, be it another one by now."""
         self._silence = 0.0
         self._standstill = 0.0
         self._hangups = 0
@@ -206,6 +208,7 @@ class Core:
     def report(self, report: Report) -> dict[str, Any]:
         """control's word; the answer is the snapshot."""
         before, self._report, self._silence = self._report, report, 0.0
+        self._requests = report.requests if report.requests is not None else self._requests
         if before is None or (before.state, before.stage, before.reason) != (report.state, report.stage, report.reason):
             self._on_state(report.state, report.stage, report.reason)
         self._notifier.status(report.status or report.state)
@@ -325,7 +328,7 @@ class Core:
         return frozenset(name for name in self.children if self._hands.pid(name))
 
     def _world(self) -> World:
-        return World(self.mode, self._alive(), owed=bool(self._report and self._report.requests), excused=frozenset(self._excused))
+        return World(self.mode, self._alive(), owed=self._requests > 0, excused=frozenset(self._excused))
 
     def _step_units(self, now: float) -> bool:
         spawned = False
