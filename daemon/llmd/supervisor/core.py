@@ -185,6 +185,7 @@ class Core:
         again = "; interrupt again to stop at once" if why == "SIGINT" else ""
         log.info("%s: draining; %s may take up to %g s%s", why, count, self.settings.drain_timeout, again)
         self.mode = "draining"
+        self._requests = max(1, self._requests)  # until control has said how many: it alone knows
         self._drain_deadline = self._os.monotonic() + self.settings.drain_timeout + DRAIN_GRACE_S
         self._on_state("draining", "", why)
         self._hands.tell("drain")
