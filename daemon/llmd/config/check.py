@@ -73,8 +73,7 @@ def load_checked(
 def arg_faults(args: ServerArgs, *, allow_failpoints: bool) -> list[tuple[str, str]]:
     """(key, fault) of everything that cannot be served; each fault begins with its key."""
     faults = [fault for key in NOT_YET if (fault := _not_yet(args, key))]
-    if not args.model.path:
-        faults.append("model.path: empty, expected the name of a model or a path")
+    faults += _empty(args)
     if args.model.path == DUMMY and not allow_failpoints:
         faults.append("model.path: `dummy` is for tests and needs --allow-failpoints")
     faults += _key_faults(args)
@@ -85,6 +84,15 @@ def arg_faults(args: ServerArgs, *, allow_failpoints: bool) -> list[tuple[str, s
         if value_of(args, f"supervision.{key}") < 2 * args.supervision.heartbeat:
             faults.append(f"supervision.{key}: must be at least two heartbeats, or healthy processes are killed")
     return [(fault.partition(":")[0], fault) for fault in faults]
+
+
+def _empty(args: ServerArgs) -> list[str]:
+    """Paths and names that are the empty text: what a template leaves where a variable was not set."""
+    keys = [key for key, field in FIELDS.items() if field.path or field.is_text]
+    texts = (
+        (key, value if isinstance(value, tuple) else value.values() if isinstance(value, dict) else (value,)) for key in keys for value in [value_of(args, key)]
+    )
+    return [f"{key}: empty, expected {FIELDS[key].expects}" for key, found in texts if "" in found]
 
 
 def _key_faults(args: ServerArgs) -> list[str]:

@@ -28,7 +28,7 @@ from llmd.observability import logs
 from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
-from llmd.supervisor import banner, cpus, directories, environ, memory_plan, preflight, rundir, sockets
+from llmd.supervisor import admin_path, banner, cpus, directories, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.core import Report, Settings
 from llmd.supervisor.embedding import Embedding, sink_for
 from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
@@ -59,6 +59,8 @@ class Held(Struct):
 
     lock: rundir.Lock | None = None
     listener: Listener | None = None
+    admin_socket: Path | None = None
+    """Once it is sure that it is nobody else's."""
 
     def give_back(self) -> None:
         """Once nothing of the run directory is needed any more."""
@@ -128,7 +130,7 @@ def serve(
     finally:
         sink.show("")
         if held.lock is not None:
-            rundir.clear(ports, _admin_socket(args, ports))
+            rundir.clear(ports, held.admin_socket)
         held.give_back()
         sink.close()
 
@@ -187,7 +189,8 @@ def _prepare_locked(
     source: ConfigSource | None,
 ) -> Boot:
     assert held.lock is not None
-    admin_socket = _admin_socket(args, ports)
+    admin_path.judge(args.admin.socket)
+    admin_socket = held.admin_socket = _admin_socket(args, ports)
     rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
     start.at("port")
     failpoints.hit("supervisor.bind")

@@ -12,7 +12,7 @@ from llmd.errors import ConfigError, LlmdError
 from llmd.memory.host import may_have_gpu
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ModelFiles, ProcessSpec, make_plan
-from llmd.supervisor import cpus, directories, environ, memory_plan, preflight, rundir, sockets
+from llmd.supervisor import admin_path, cpus, directories, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.os_seam import Os
 
 T = TypeVar("T")
@@ -27,6 +27,7 @@ def describe(args: ServerArgs, env: Mapping[str, str]) -> str:
     warnings = _tried(faults, lambda: directories.judge(args, dirs)) or []
     _tried(faults, lambda: ports.check(args.http.workers))
     _tried(faults, lambda: rundir.judge(ports))
+    _tried(faults, lambda: admin_path.judge(args.admin.socket))
     _tried(faults, lambda: memory_plan.refuse_absent_gpu(args))
     found = _tried(faults, lambda: _plan_model(args, Path(dirs.cache_dir), env, threads))
     if faults:

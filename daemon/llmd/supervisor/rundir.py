@@ -125,11 +125,11 @@ class Lock:
             raise ResourceError(f"cannot write the lock file {self._path}: {os.strerror(error.errno or 0)}") from None
 
 
-def clear(ports: PortArgs, admin_socket: Path) -> None:
+def clear(ports: PortArgs, admin_socket: Path | None) -> None:
     """Under the lock, in the end: remove what only a running llmd needs. The lock file and the last state stay, for llmctl."""
     made = {path.name for path in (ports.boot, ports.supervisord_conf, ports.control_state)}
     with contextlib.suppress(OSError):
-        for path in [admin_socket, *_entries(ports.private)]:
+        for path in [*([admin_socket] if admin_socket is not None else []), *_entries(ports.private)]:
             unfinished = any(path.name.startswith((f".{name}.", f"{name}.")) for name in made)
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(path.lstat().st_mode) or path.name in made or unfinished:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,56 @@ def test_a_directory_that_cannot_be_used_is_71_and_named(tmp_path: Path, verb: s
     assert done.returncode == 71
     assert f"{tmp_path}/file" in done.stderr and key in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def over_long(directory: Path) -> str:
+    return f"{directory}/{'x' * 120}"
+
+
+def in_no_directory(directory: Path) -> str:
+    return f"{directory}/nothing/admin.sock"
+
+
+def a_directory(directory: Path) -> str:
+    return str(directory)
+
+
+def a_file(directory: Path) -> str:
+    (directory / "precious").write_text("")
+    return f"{directory}/precious"
+
+
+def below_a_file(directory: Path) -> str:
+    return a_file(directory) + "/admin.sock"
+
+
+def somebody_elses(directory: Path) -> str:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(directory / "live"))
+    listener.listen()
+    LISTENERS.append(listener)
+    return f"{directory}/live"
+
+
+LISTENERS: list[socket.socket] = []
+
+
+BAD_SOCKETS = [over_long, in_no_directory, a_directory, a_file, below_a_file, somebody_elses]
+
+
+@pytest.mark.parametrize(("verb", "make"), [("run", in_no_directory), ("run", somebody_elses), *(("check", make) for make in BAD_SOCKETS)])
+def test_an_admin_socket_that_cannot_be_is_71_and_named_before_anything_starts(tmp_path: Path, verb: str, make: Callable[[Path], str]) -> None:
+    path = make(tmp_path)
+    existed = os.path.lexists(path)
+    options = DUMMY if verb == "run" else ("--allow-failpoints", "--set", "model.path=dummy")
+    try:
+        done = llmd(tmp_path, verb, *options, "--set", f"admin.socket={path}")
+    finally:
+        while LISTENERS:
+            LISTENERS.pop().close()
+    assert done.returncode == 71
+    assert f"admin.socket: {path}" in done.stderr and "control" not in done.stderr
+    assert os.path.lexists(path) == existed
 
 
 def test_check_tells_what_run_would_find_one_after_the_other(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def test_all_refusals_at_once() -> None:
         ("localhost", True),
         ("0.0.0.0", False),
         ("::", False),
-        ("", False),
         ("example.org", False),
         ("10.0.0.1", False),
     ],
@@ -130,3 +129,14 @@ def test_a_file_that_is_not_there_has_a_hint() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("/nonexistent/llmd.yaml", [], {})
     assert "etc/llmd/llmd.yaml" in caught.value.hint
+
+
+@pytest.mark.parametrize("key", [key for key, field in FIELDS.items() if field.path or field.is_text])
+def test_an_empty_path_or_name_is_a_fault(key: str, tmp_path: Path) -> None:
+    kind = {"reload.allowed_dirs": '["/a", ""]', "lora.adapters": '{a: ""}'}.get(key, '""')
+    *sections, leaf = key.split(".")
+    text = "".join(f"{'  ' * depth}{name}:\n" for depth, name in enumerate(sections)) + f"{'  ' * len(sections)}{leaf}: {kind}\n"
+    (tmp_path / "llmd.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_checked(str(tmp_path / "llmd.yaml"), [], {}, allow_failpoints=True)
+    assert any(f"llmd.yaml:{len(sections) + 1}:" in fault and f"{key}: empty" in fault for fault in caught.value.faults)
