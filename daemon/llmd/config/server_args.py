@@ -126,7 +126,7 @@ class SchedulerArgs(_Section, frozen=True):
     ] = "auto"
     overlap: Annotated[
         bool | Literal["auto"],
-        doc("Prepare the next batch while the current one computes; auto: on a GPU. No answer depends on it.", reload="engine"),
+        doc("Prepare the next batch while the current one computes; auto: unless torch computes on a CPU. No answer depends on it.", reload="engine"),
     ] = "auto"
     radix_cache: Annotated[bool, doc("Keep the KV of prompts and outputs, and reuse it for prompts that begin alike.", reload="engine")] = True
     eviction: Annotated[

@@ -132,5 +132,5 @@ class _Gauges:
 
 
 def _overlap(wish: bool | Literal["auto"], built: Built) -> bool:
-    """On a CPU the forward pass is dispatched by Python: another thread that prepares the next batch takes more from it than it saves."""
-    return str(built.info["device"]).startswith("cuda") if wish == "auto" else wish
+    """Torch's forward pass on a CPU is dispatched by Python: another thread that prepares the next batch takes more from it than it saves."""
+    return str(built.info["device"]).startswith("cuda") or built.info["kernels"] != "torch" if wish == "auto" else wish

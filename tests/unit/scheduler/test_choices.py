@@ -10,6 +10,16 @@ import pytest
 from llmd.scheduler.main import _overlap
 
 
-@pytest.mark.parametrize(("wish", "device", "overlaps"), [("auto", "cpu", False), ("auto", "cuda:0", True), (True, "cpu", True), (False, "cuda:0", False)])
-def test_overlap_is_for_gpus_unless_it_is_asked_for(wish: bool | Literal["auto"], device: str, overlaps: bool) -> None:
-    assert _overlap(wish, Mock(info={"device": device})) is overlaps
+@pytest.mark.parametrize(
+    ("wish", "device", "kernels", "overlaps"),
+    [
+        ("auto", "cpu", "torch", False),
+        ("auto", "cpu", "avx2", True),
+        ("auto", "cuda:0", "torch", True),
+        (True, "cpu", "torch", True),
+        (False, "cpu", "avx2", False),
+        (False, "cuda:0", "torch", False),
+    ],
+)
+def test_overlap_is_for_what_computes_without_the_interpreter(wish: bool | Literal["auto"], device: str, kernels: str, overlaps: bool) -> None:
+    assert _overlap(wish, Mock(info={"device": device, "kernels": kernels})) is overlaps
