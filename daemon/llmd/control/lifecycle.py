@@ -26,6 +26,9 @@ SETTLE = 3.0
 #: Seconds for all to freeze their heaps; nobody's readiness hangs on it.
 FREEZE_TIMEOUT = 10.0
 
+#: Seconds until a unit that died while llmd stops is asked for again.
+ASK_BACK_AGAIN = 2.0
+
 #: Seconds that frontends get to end the requests left after a drain; the supervisor's own deadline leaves room for it.
 LAST_WORDS = 1.0
 
@@ -38,6 +41,8 @@ class Lifecycle:
         self._warming = False
         self._stop_begun = False
         self._stalled_since: float | None = None
+        self._asked_back: dict[str, float] = {}
+        """Unit -> when it was last asked for while llmd stops."""
 
     def step(self) -> None:
         """Make what the picture calls for happen."""
@@ -58,6 +63,7 @@ class Lifecycle:
         elif state in ("ready", "paused", "asleep") and not up:
             core.machine.fire("engine_lost", self._why_away())
         self._redrain()
+        self._bring_back()
         self._look_for_stall()
         core.degraded = self._degraded()
 
@@ -140,6 +146,27 @@ class Lifecycle:
         core.newly_ready.clear()
         if fresh and core.holding:
             core.spawn(self._send_drain(fresh), "drain of a new frontend")
+
+    def _bring_back(self) -> None:
+        """While llmd stops, nothing comes back by itself; but clients still wait for what the engine and the detokenizer owe them."""
+        core = self._core
+        if not self._stop_begun or core.snapshot is None or core.machine.state == "stopping" or not core.inflight:
+            return
+        now = time.monotonic()
+        for view in core.snapshot.processes:
+            if view.role not in ("scheduler", "detokenizer") or view.pid or view.state != "exited":
+                continue
+            unit = "engine" if view.group == "engine" else view.name
+            if now - self._asked_back.get(unit, -ASK_BACK_AGAIN) >= ASK_BACK_AGAIN:
+                self._asked_back[unit] = now
+                core.spawn(self._ask_back(unit), f"return of {unit}")
+
+    async def _ask_back(self, unit: str) -> None:
+        log.warning("%s has died while requests are in flight: it is started once more for them", unit)
+        try:
+            await self._core.supervisor.restart(unit, "requests are in flight")
+        except SupervisorAway as error:
+            log.warning("%s is not started again: %s", unit, error)
 
     async def _send_drain(self, workers: list[Worker]) -> None:
         await self._core.channel.command(workers, "drain", within=5.0)

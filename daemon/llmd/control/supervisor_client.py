@@ -102,6 +102,10 @@ class SupervisorClient:
         """Have the supervisor itself go by other values: `log_level`, `restart`, `drain_timeout`, `stop_timeout`, `control_timeout`."""
         await self._do("llmd.configure", changed)
 
+    async def restart(self, unit: str, reason: str) -> None:
+        """The same for one unit: `engine`, `detokenizer-0`, `frontend-N`."""
+        await self._do("llmd.restart", {"unit": unit, "reason": reason, "until": time.monotonic() + CALL_TIMEOUT})
+
     async def shutdown(self, status: int, why: str) -> None:
         """Stop everything in order, then exit with `status`."""
         await self._do("llmd.shutdown", {"status": status, "why": why})
