@@ -250,7 +250,7 @@ def _refusal(status: int, reply: dict[str, Any], path: str) -> CtlError:
         exit_status = exits.FAILED
     elif isinstance(operation, dict) and operation.get("outcome") == "unknown":
         exit_status = exits.LOST
-    if status in (404, 405) and code in (None, "not_found", "method_not_allowed"):
+    if status in (404, 405) and error.get("message") in (None, "Not Found", "Method Not Allowed"):
         return CtlError(exits.FAILED, f"this llmd does not have {path}", "llmctl version shows both versions", reply)
     message = str(error.get("message") or f"llmd answered {status} to {path}")
     return CtlError(exit_status, message, str(error.get("hint") or ""), reply)

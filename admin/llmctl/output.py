@@ -166,6 +166,8 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     downtime = plan.get("downtime_s")
     if plan.get("processes_restarted"):
         costs.append(f"without an engine for {'an unknown time' if downtime is None else f'about {duration(downtime)}'}")
+    if plan.get("refused"):
+        return [*lines, one_line(plan["refused"]["message"]), one_line(plan["refused"]["hint"])]
     return [*lines, f"cost: {'; '.join(costs) or 'none'}"]
 
 

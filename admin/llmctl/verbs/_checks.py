@@ -178,7 +178,8 @@ def _configuration(context: Context) -> Iterator[Finding]:
     file = getattr(context.options, "config", None)
     if file is None and (known := _running_config(context)) is not None:
         file = known
-    command = [sys.executable, "-P", "-m", "llmd.cli", "check", *(["-c", file] if file else [])]
+    armed = ["--allow-failpoints"] if _status(context).get("failpoints") else []
+    command = [sys.executable, "-P", "-m", "llmd.cli", "check", *(["-c", file] if file else []), *armed]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     where = file or os.environ.get("LLMD_CONFIG") or "the defaults"
     if done.returncode == 0:
@@ -189,6 +190,14 @@ def _configuration(context: Context) -> Iterator[Finding]:
     for line in [line for line in said if not line.startswith("hint: ")][:20]:
         yield Finding("configuration", "wrong", line, hint)
         hint = ""
+
+
+def _status(context: Context) -> dict[str, Any]:
+    try:
+        status = context.get("/v1/status")
+    except CtlError:
+        return {}
+    return status if isinstance(status, dict) else {}
 
 
 def _running_config(context: Context) -> str | None:

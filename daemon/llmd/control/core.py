@@ -63,7 +63,7 @@ class Core:
         self.stalled = False
         self.model_info: dict[str, Any] = {}
         self.load_s: float | None = None
-        """How long the engine's last start took, from its first word; None: this control has seen none."""
+        """How long the engine was away when it last started; None: this control has seen no start."""
         self.metrics_text = ""
         self.changed = asyncio.Event()
         """Something that others should know at once."""
@@ -188,8 +188,8 @@ class Core:
             case Ready():
                 if worker.role == "scheduler" and worker.rank == 0:
                     self.model_info = message.info
-                    if not any(w is worker for w in self.newly_ready) and worker.since and self.settled:
-                        self.load_s = time.monotonic() - worker.since
+                    if self.never_ready:
+                        self.load_s = time.monotonic() - self.started
                 self.newly_ready.append(worker)
                 self._greet(worker)
                 self._note_return(worker)
@@ -218,7 +218,10 @@ class Core:
             return  # an earlier control has said it
         view = self.view(worker)
         ended = view.last_exit if view is not None and view.pid == worker.pid else None
-        after = f", after {ended.age_s + time.monotonic() - self.snapshot_at:.1f} s" if ended is not None else ""
+        away = ended.age_s + time.monotonic() - self.snapshot_at if ended is not None else None
+        if away is not None and worker.role == "scheduler":
+            self.load_s = away
+        after = f", after {away:.1f} s" if away is not None else ""
         log.info("%s is back (pid %d%s)", worker.name, worker.pid, after)
         self.events.emit("process", f"{worker.name} is back (pid {worker.pid}{after})", process=worker.name, pid=worker.pid, incarnation=worker.incarnation)
 

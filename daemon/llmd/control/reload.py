@@ -83,7 +83,7 @@ async def run(core: Core, params: ReloadParams | None, made: Plan | None, keep: 
 async def replace_engine(core: Core, boot: Boot, mode: str, patience: float, keep: Keep, save: Save) -> None:
     """Replace the boot file, start the engine anew, and go back to the old one if it does not come up. Raises RolledBack, RequestError."""
     old = core.boot
-    core.machine.fire("reload", f"to {boot.files.weights_version}")
+    core.machine.fire("reload", f"to {boot.files.weights_version}" if boot.files != old.files else "the configuration has changed")
     try:
         before = await _commit(core, boot, mode, patience, save)
     except BaseException as error:
@@ -155,13 +155,13 @@ async def _abort(core: Core) -> None:
 
 
 async def _roll_back(core: Core, old: Boot, fault: str) -> None:
-    log.error("the new weights did not come up, going back to %s: %s", old.files.weights_version, fault)
+    log.error("the new engine did not come up, going back to the old one (weights %s): %s", old.files.weights_version, fault)
     before = core.epoch
     await replace_boot(core, old)
     await core.supervisor.restart_engine("reload")
     again = await await_engine(core, before, _deadline(core))
-    after = f"and the old ones neither: {again}" if again else f"{old.files.weights_version} is back"
-    raise RolledBack(f"the new weights did not come up ({fault}); {after}", code="internal_error")
+    after = f"nor does the old one: {again}" if again else f"the old one is back, with weights {old.files.weights_version}"
+    raise RolledBack(f"the new engine did not come up ({fault}); {after}", code="internal_error")
 
 
 async def _finish(core: Core, save: Save) -> None:
