@@ -8,6 +8,9 @@ namespace {
 
 using namespace llmd;
 
+// As ../program.py and ../steps.py have them.
+static_assert(sizeof(ProgramShape) == 56 && sizeof(Step) == 120 && sizeof(LogitRow) == 144 && sizeof(EmbedRow) == 24);
+
 // Runs `f`, whose only failure is memory.
 template <class F>
 int guarded(F&& f) {

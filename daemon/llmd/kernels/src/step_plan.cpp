@@ -28,7 +28,7 @@ bool check_wanted(const LogitRow& wish, int64_t tokens, int sampled_ids) {
     if (wish.seen_n < 0 || wish.bias_n < 0 || wish.banned_n < 0 || wish.top_n < 0) return false;
     if ((wish.seen_n && (!wish.seen || !wish.counts)) || (wish.bias_n && (!wish.bias_ids || !wish.biases)) || (wish.banned_n && !wish.banned)) return false;
     if (wish.top_n && (!wish.top_ids || !wish.top_logprobs)) return false;
-    return wish.uniform >= 0.0 && wish.uniform < 1.0 && std::isfinite(wish.temperature) && wish.top_p > 0.0 && wish.repetition > 0.0f;
+    return wish.uniform >= 0.0 && wish.uniform < 1.0 && std::isfinite(wish.temperature) && wish.top_p >= 0.0 && wish.repetition > 0.0f;
 }
 
 }  // namespace
