@@ -175,7 +175,7 @@ class Generation:
         self.error: RequestError | None = None
         self.disconnected = False
         self.listener: Callable[[], None] | None = None
-        """Called at each piece of news, where nobody waits in `wait`."""
+        """Called at each piece, error or disconnect, where nobody waits in `wait`."""
         self._touched: dict[int, ReqState] = {}
         self._unfinished = 0
         self._waiter: asyncio.Future[bool] | None = None
@@ -192,7 +192,9 @@ class Generation:
         self._touched[state.index] = state
         if state.finish is not None:
             self._unfinished -= 1
-        if self.news:
+        if self.listener is not None:
+            self.listener()
+        elif self.news:
             self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -250,8 +252,8 @@ class Generation:
     def take_pieces(self) -> list[Delta]:
         """As `take`, but of each choice no more than `ReqState.take_piece` gives; the rest stays news."""
         touched = self._touched
-        if len(self.choices) == 1 and touched:
-            state = self.choices[0]
+        if len(touched) == 1:
+            (state,) = touched.values()
             delta = state.take_piece()
             if not state.more:
                 touched.clear()

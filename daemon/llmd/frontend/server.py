@@ -29,28 +29,64 @@ HALF_CLOSED_S = 0.5
 _UNCHUNKED: Final = "llmd.unchunked"
 
 
+class HeadHolder:
+    """A connection's transport that can keep a response's head back until the body's first bytes go with it: one packet, one system call."""
+
+    __slots__ = ("_hold", "_inner", "_kept", "write_through")
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        self._inner = inner
+        self._hold = False
+        self._kept = b""
+        self.write_through = inner.write
+        """For bytes before which nothing is held."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def hold(self) -> None:
+        """Keep what is written next for the write after it."""
+        self._hold = True
+
+    def write(self, data: bytes) -> None:
+        if self._hold:
+            self._hold, self._kept = False, data
+            return
+        if self._kept:
+            data, self._kept = self._kept + data, b""
+        self.write_through(data)
+
+    def close(self) -> None:
+        self._hold = False
+        if self._kept:
+            self.write(b"")
+        self._inner.close()
+
+
 class BodyPipe:
     """The way of a begun response's body to its client past ASGI: a message through all layers costs more than a token."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "_flow", "_write")
 
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write_through
 
     @property
     def paused(self) -> bool:
         """The client does not read, and what the transport buffers for it is enough."""
-        return bool(self._cycle.flow.write_paused)
+        return bool(self._flow.write_paused)
 
     async def drain(self) -> None:
         """Until it reads, or is gone."""
-        await self._cycle.flow.drain()
+        await self._flow.drain()
 
     def write(self, data: bytes) -> None:
-        """One piece of the body, not empty."""
+        """One piece of the body, not empty, and not the first."""
         cycle = self._cycle
         if not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+            self._write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -61,7 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
     """What is wrong with the bytes received, where it is not just that they are no request."""
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(HeadHolder(transport))  # type: ignore[arg-type]
         sock = self.transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

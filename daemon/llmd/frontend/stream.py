@@ -109,7 +109,8 @@ class Stream:
             self._hold()
             return
         try:
-            data = b"".join(map(self._answer.chunk, generation.take_pieces()))
+            deltas = generation.take_pieces()
+            data = self._answer.chunk(deltas[0]) if len(deltas) == 1 else b"".join(map(self._answer.chunk, deltas))
         except Exception:
             log.exception("a stream failed", extra={"request_id": self._exchange.request_id, "rid": self._exchange.rid})
             generation.fail(internal_error())
