@@ -17,9 +17,18 @@
 namespace llmd {
 namespace {
 
-constexpr int DEFAULT_SPIN = 2000;
+constexpr int DEFAULT_SPIN = 200'000;
 
-void pause() { __builtin_ia32_pause(); }
+// True as soon as `done()` is, false after `ticks` of the time stamp counter: a pause takes 10 to 140 cycles, so counting them would not do.
+template <class Done>
+bool spin_until(Done&& done, int ticks) {
+    const uint64_t start = __builtin_ia32_rdtsc();
+    do {
+        if (done()) return true;
+        __builtin_ia32_pause();
+    } while (__builtin_ia32_rdtsc() - start < uint64_t(ticks));
+    return false;
+}
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) { syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0); }
 void futex_wake(std::atomic<uint32_t>& word, int count) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0); }
@@ -87,10 +96,7 @@ struct Pool::Shared {
     bool ready() const { return Ticket{ticket.load()}.open() || closing.load(); }
 
     void wait_for_call() {
-        for (int i = 0; i < spin; ++i) {
-            if (ready()) return;
-            pause();
-        }
+        if (spin_until([&] { return ready(); }, spin)) return;
         sleepers.fetch_add(1);
         const uint32_t rung = bell.load();
         if (!ready()) futex_wait(bell, rung);
@@ -98,10 +104,7 @@ struct Pool::Shared {
     }
 
     void wait_for_end(int tiles) {
-        for (int i = 0; i < spin; ++i) {
-            if (done.load(std::memory_order_acquire) == tiles) return;
-            pause();
-        }
+        if (spin_until([&] { return done.load(std::memory_order_acquire) == tiles; }, spin)) return;
         caller_sleeps.store(true);
         while (true) {
             const uint32_t rung = finished.load();
