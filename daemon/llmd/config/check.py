@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from llmd.config.fields import FIELDS, value_of
 from llmd.config.keys import key_faults, read_admin_key, read_keys
+from llmd.config.listen import host_and_port
 from llmd.config.load import FlagValue, Loaded, load_config
 from llmd.config.server_args import ServerArgs
 from llmd.errors import ConfigError
@@ -42,9 +43,6 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "parallel.node_rank": NotYet("several machines"),
     "parallel.dist_init_addr": NotYet("several machines"),
     "parallel.backend": NotYet("Ray"),
-    "admin.listen": NotYet("the admin plane over TCP"),
-    "admin.tls_cert": NotYet("the admin plane over TCP"),
-    "admin.tls_key": NotYet("the admin plane over TCP"),
     "supervision.spare_worker": NotYet("a spare worker", ("auto", False)),
     "lora.max_adapters": NotYet("LoRA adapters"),
     "lora.max_rank": NotYet("LoRA adapters"),
@@ -77,6 +75,7 @@ def arg_faults(args: ServerArgs, *, allow_failpoints: bool) -> list[tuple[str, s
     if args.model.path == DUMMY and not allow_failpoints:
         faults.append("model.path: `dummy` is for tests and needs --allow-failpoints")
     faults += _key_faults(args)
+    faults += _admin_faults(args)
     first, second, most = args.supervision.restart.backoff
     if not first <= second <= most:
         faults.append("supervision.restart.backoff: the waits must not become shorter")
@@ -108,6 +107,37 @@ def _key_faults(args: ServerArgs) -> list[str]:
     if args.observability.metrics.require_key and http.api_keys_file is None:
         faults.append("observability.metrics.require_key: true needs http.api_keys_file, or nobody could read the metrics")
     return faults
+
+
+def _admin_faults(args: ServerArgs) -> list[str]:
+    """The admin plane over TCP: never without a key, and never with the key in clear over a network."""
+    admin = args.admin
+    if admin.listen is None:
+        return [f"admin.{name}: has no effect without admin.listen" for name in ("tls_cert", "tls_key") if getattr(admin, name) is not None]
+    faults = []
+    try:
+        host, _ = host_and_port(admin.listen)
+    except ValueError as error:
+        return [f"admin.listen: {error}"]
+    if args.http.admin_key_file is None:
+        faults.append("admin.listen: needs http.admin_key_file, or anybody who reaches it could stop llmd")
+    if (admin.tls_cert is None) != (admin.tls_key is None):
+        faults.append("admin.tls_cert: a certificate and its key (admin.tls_key) belong together")
+    elif admin.tls_cert is None and not is_loopback(host):
+        faults.append(f"admin.listen: {host!r} is not loopback, and without admin.tls_cert and admin.tls_key the admin key would cross the network in clear")
+    elif admin.tls_cert is not None and admin.tls_key is not None:
+        faults += _tls_faults(admin.tls_cert, admin.tls_key)
+    return faults
+
+
+def _tls_faults(cert: str, key: str) -> list[str]:
+    import ssl
+
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one
+        return [f"admin.tls_cert: {cert} and {key} cannot be used: {error.strerror or error}"]
+    return []
 
 
 def is_loopback(host: str) -> bool:

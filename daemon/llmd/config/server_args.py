@@ -190,10 +190,10 @@ class AdminArgs(_Section, frozen=True):
     """The admin plane."""
 
     socket: Annotated[str | None, doc("Unix socket; null: RUN/admin.sock.", path=True)] = None
-    listen: Annotated[str | None, doc("host:port for TCP as well; needs the admin key.")] = None
+    listen: Annotated[str | None, doc("HOST:PORT for TCP as well; needs `http.admin_key_file`, and TLS where HOST is not loopback.")] = None
     group: Annotated[str | None, doc("Group that may use the socket.")] = "llmd-admin"
-    tls_cert: Annotated[str | None, doc("Certificate for the TCP listener.", path=True)] = None
-    tls_key: Annotated[str | None, doc("Key for the TCP listener.", path=True)] = None
+    tls_cert: Annotated[str | None, doc("Certificate (PEM, with what leads to its authority) for `admin.listen`.", path=True)] = None
+    tls_key: Annotated[str | None, doc("Key of `admin.tls_cert`.", path=True)] = None
 
 
 class RestartArgs(_Section, frozen=True):

@@ -1,4 +1,4 @@
-"""The admin plane's server: a unix socket, in control's own loop. What it serves is in llmd.control.routes."""
+"""The admin plane's servers, in control's own loop. What they serve is in llmd.control.routes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from llmd.control import admin_socket, peer
+from llmd.control import admin_socket, admin_tcp, peer
 from llmd.control.core import Core
-from llmd.control.http import refuse_browsers
+from llmd.control.http import App, refuse_browsers
 from llmd.control.operations import Operations
 from llmd.control.routes import build
 from llmd.control.status import Rates
@@ -22,36 +24,44 @@ log = logging.getLogger("llmd.control")
 
 
 class AdminServer:
-    """The socket and the server on it."""
+    """The sockets and the servers on them: the unix socket, and TCP where `admin.listen` says so."""
 
     def __init__(self, core: Core, operations: Operations, rates: Rates) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         self._core = core
         self._app = build(core, operations, rates)
-        self._socket: socket.socket | None = None
-        self._server: _Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._servers: list[_Server] = []
 
     def bind(self) -> None:
-        """Take the socket. Raises ResourceError."""
+        """Take the sockets. Raises ResourceError."""
         args = self._core.boot.args.admin
         path = Path(args.socket) if args.socket else self._core.boot.ports.admin_socket
-        self._socket = admin_socket.bind(path, args.group, again=self._core.resumed)
+        self._add(admin_socket.bind(path, args.group, again=self._core.resumed), self._app, http=peer.PeerProtocol)
+        if args.listen is not None:
+            guarded = admin_tcp.behind_key(self._app, lambda: self._core.boot.args.http.admin_key_file)
+            self._add(admin_tcp.bind(args.listen), guarded, http=H11Protocol, ssl_certfile=args.tls_cert, ssl_keyfile=args.tls_key)
+            log.info("admin plane on %s%s too", "https://" if args.tls_cert else "http://", args.listen)
+
+    def _add(self, listener: socket.socket, app: App, **options: Any) -> None:
+        config = uvicorn.Config(
+            refuse_browsers(app), ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=30, proxy_headers=False, **options
+        )
+        self._sockets.append(listener)
+        self._servers.append(_Server(config))
 
     async def run(self) -> None:
         """Serve, for ever."""
-        assert self._socket is not None, "bind comes first"
-        config = uvicorn.Config(
-            refuse_browsers(self._app), http=peer.PeerProtocol, ws="none", lifespan="off", log_config=None, access_log=False, timeout_keep_alive=30
-        )
-        self._server = _Server(config)
-        await self._server.serve(sockets=[self._socket])
+        assert self._sockets, "bind comes first"
+        await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in zip(self._servers, self._sockets, strict=True)))
 
     def close(self) -> None:
         """Stop listening. The socket file stays, so that a caller is refused rather than told that nothing is there."""
-        for server in getattr(self._server, "servers", []):
-            server.close()
-        if self._socket is not None:
-            self._socket.close()
+        for running in self._servers:
+            for server in getattr(running, "servers", []):
+                server.close()
+        for listener in self._sockets:
+            listener.close()
 
 
 class _Server(uvicorn.Server):

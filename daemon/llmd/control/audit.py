@@ -42,6 +42,8 @@ def line(peer: Peer, verb: str, params: dict[str, Any], reason: str, result: str
                 "gid": peer.gid,
                 "pid": peer.pid,
                 "loginuid": peer.loginuid,
+                "key": peer.key,
+                "address": peer.address,
                 "verb": verb,
                 "params": params,
                 "reason": reason,

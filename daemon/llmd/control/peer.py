@@ -19,13 +19,19 @@ _UCRED = struct.Struct("3i")
 _NO_LOGIN = 2**32 - 1
 
 
+#: Where the scope of a request over TCP says whose key came with it.
+KEY = "llmd.key"
+
+
 class Peer(Struct, frozen=True):
-    """The caller; all None where the kernel does not tell."""
+    """The caller: a process of this machine, or who has a key and came over TCP from `address`. All None: a signal, or nobody knows."""
 
     uid: int | None = None
     gid: int | None = None
     pid: int | None = None
     loginuid: int | None = None
+    key: str | None = None
+    address: str | None = None
 
 
 class PeerProtocol(H11Protocol):
@@ -41,6 +47,8 @@ class PeerProtocol(H11Protocol):
 
 def of(scope: Any) -> Peer:
     """The peer of a request's scope."""
+    if KEY in scope:
+        return Peer(key=scope[KEY], address=scope["client"][0] if scope.get("client") else None)
     try:
         uid, gid, pid = (int(part) for part in scope["client"][0].split(":"))
     except (KeyError, TypeError, ValueError, IndexError):

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.responses import StreamingResponse
 
-from llmd.control import configuration, exposition, peer, requests, status
+from llmd.control import configuration, exposition, openapi, peer, requests, status
 from llmd.control.core import Core
 from llmd.control.events import Event
 from llmd.control.http import add_errors, flag, json_response, read_body, text, while_connected, whole
@@ -65,6 +65,10 @@ def _add_reads(app: FastAPI, core: Core, rates: Rates) -> None:
     @app.get("/v1/weights")
     async def get_weights() -> Response:
         return json_response(status.weights(core))
+
+    @app.get("/v1/openapi.json")
+    async def get_openapi() -> Response:
+        return json_response(openapi.document())
 
     @app.get("/metrics")
     async def get_metrics() -> Response:

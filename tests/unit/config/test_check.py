@@ -16,7 +16,10 @@ from tests.unit.config.examples import other_text, other_value
 #: Keys whose other value of the walk needs a second one to be sensible.
 TOGETHER = {"http.host": ["http.allow_unauthenticated=true"]}
 #: Keys whose other value of the walk is refused for what it names; test_keys.py has values that work.
-REFUSED = {"http.api_keys_file": "No such file", "http.admin_key_file": "No such file", "observability.metrics.require_key": "needs http.api_keys_file"}
+REFUSED = {
+    "http.api_keys_file": "No such file", "http.admin_key_file": "No such file", "observability.metrics.require_key": "needs http.api_keys_file",
+    "admin.listen": "HOST:PORT", "admin.tls_cert": "without admin.listen", "admin.tls_key": "without admin.listen",
+}  # fmt: skip
 
 
 def refusals(*overrides: str, allow_failpoints: bool = False) -> list[str]:
@@ -140,3 +143,16 @@ def test_an_empty_path_or_name_is_a_fault(key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_checked(str(tmp_path / "llmd.yaml"), [], {}, allow_failpoints=True)
     assert any(f"llmd.yaml:{len(sections) + 1}:" in fault and f"{key}: empty" in fault for fault in caught.value.faults)
+
+
+def test_the_admin_plane_over_tcp_is_never_open(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("abc\n")
+    key.chmod(0o600)
+    with_key = f"http.admin_key_file={key}"
+    assert refusals("admin.listen=127.0.0.1:8001", with_key) == []
+    assert "needs http.admin_key_file" in refusals("admin.listen=127.0.0.1:8001")[0]
+    assert "in clear" in refusals("admin.listen=0.0.0.0:8001", with_key)[0]
+    assert "belong together" in refusals("admin.listen=127.0.0.1:8001", with_key, f"admin.tls_cert={key}")[0]
+    assert "cannot be used" in refusals("admin.listen=0.0.0.0:8001", with_key, f"admin.tls_cert={key}", f"admin.tls_key={key}")[0]
+    assert "HOST:PORT" in refusals("admin.listen=8001", with_key)[0]

@@ -1,0 +1,15 @@
+"""`host:port` of the configuration."""
+
+from __future__ import annotations
+
+import re
+
+_LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):(?P<port>\d{1,5})")
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """`127.0.0.1:9100`, `[::1]:9100`, `localhost:9100`. Raises ValueError with what was expected."""
+    match = _LISTEN.fullmatch(listen)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError(f"expected HOST:PORT, like 127.0.0.1:8001 or [::1]:8001, got {listen!r}")
+    return match["host"].strip("[]"), int(match["port"])
