@@ -161,6 +161,13 @@ def test_the_death_of_any_process_ends_the_start_at_once(tmp_path: Path, role: s
         assert ended.status == 70 and f"{role}-0" in ended.last_line and "SIGKILL" in ended.last_line
 
 
+@pytest.mark.parametrize(("action", "status"), [("raise", 70), ("exit(71)", 71)])
+def test_a_control_that_cannot_start_ends_the_start(tmp_path: Path, action: str, status: int) -> None:
+    ended = fails(tmp_path, DUMMY, failpoints=f"control.start={action}")
+    assert ended.status == status and "control-0" in ended.last_line
+    assert ended.seconds < 6 * SLOW and ended.log.count("control-0 (pid") == 1
+
+
 # ------------------------------------------------------------ context and memory
 
 

@@ -41,6 +41,11 @@ class Child:
         """(pid, reason) when we are about to end it ourselves."""
         self.last_exit: LastExit | None = None
 
+    @property
+    def killed_once(self) -> bool:
+        """Its first incarnation, and no other yet, was ended by a signal."""
+        return self.incarnation == 1 and self.last_exit is not None and self.last_exit.status < 0
+
     def starts(self, now: float) -> None:
         """A new incarnation begins."""
         self.incarnation += 1

@@ -329,7 +329,9 @@ class Core:
         return frozenset(name for name in self.children if self._hands.pid(name))
 
     def _world(self) -> World:
-        return World(self.mode, self._alive(), owed=self._requests > 0, excused=frozenset(self._excused))
+        # A control that hung, or that somebody killed, gets one more try during the start; one that ended by itself would do so again.
+        pardoned = frozenset(name for name, child in self.children.items() if name == self._control and child.killed_once)
+        return World(self.mode, self._alive(), owed=self._requests > 0, pardoned=pardoned, excused=frozenset(self._excused))
 
     def _step_units(self, now: float) -> bool:
         spawned = False

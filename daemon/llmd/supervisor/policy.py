@@ -50,6 +50,8 @@ class World(Struct, frozen=True):
     """Names of processes that have a pid."""
     owed: bool = False
     """Requests are in flight, as far as control said."""
+    pardoned: frozenset[str] = frozenset()
+    """Processes whose death before the first READY does not end the start."""
     excused: frozenset[str] = frozenset()
     """Processes that died of a request which is being found out: such a death is not counted, and there are few of them."""
 
@@ -134,7 +136,7 @@ def _watch(unit: Unit, state: UnitState, history: tuple[float, ...], budget: Res
     rest = _kill_rest(unit, world)
     if world.mode == "stopping":
         return Outcome(UnitState(due=NEVER), history)
-    if world.mode == "starting" and unit.group != "control":
+    if world.mode == "starting" and not world.pardoned.issuperset(dead):
         return Outcome(UnitState(due=NEVER), history, (EndStart(dead[0]),))
     if world.mode == "draining" and not _owed_control(unit, world):
         return Outcome(UnitState(due=NEVER), history, rest)

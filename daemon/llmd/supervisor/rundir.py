@@ -127,7 +127,8 @@ class Lock:
 
 def clear(ports: PortArgs, admin_socket: Path | None) -> None:
     """Under the lock, in the end: remove what only a running llmd needs. The lock file and the last state stay, for llmctl."""
-    made = {path.name for path in (ports.boot, ports.supervisord_conf, ports.control_state)}
+    kept = (ports.boot, ports.supervisord_conf, ports.control_state, *(each(0) for each in (ports.journal, ports.suspects)))
+    made = {path.name for path in kept}
     with contextlib.suppress(OSError):
         for path in [*([admin_socket] if admin_socket is not None else []), *_entries(ports.private)]:
             unfinished = any(path.name.startswith((f".{name}.", f"{name}.")) for name in made)

@@ -44,11 +44,11 @@ def fail(status: str) -> None:
     os._exit(int(status))
 
 
-def once(status: str) -> None:
-    """The first incarnation fails, later ones work."""
+def later(status: str) -> None:
+    """The first incarnation works, later ones fail."""
     if os.environ["LLMD_INCARNATION"] == "1":
-        fail(status)
-    work()
+        work()
+    fail(status)
 
 
 def env() -> None:

@@ -92,10 +92,13 @@ def test_a_spent_budget_ends_with_70_and_the_last_words_of_the_dead(embedded: Ma
 
 
 def test_children_that_die_at_once_do_not_spin(embedded: Make) -> None:
-    one = embedded(full(control="fail 3"), restart={"max": 3, "window": 60.0, "backoff": [0.0, 0.2, 30.0]}).start(up=False)
+    one = embedded(full(detokenizer="later 3"), restart={"max": 3, "window": 60.0, "backoff": [0.0, 0.2, 30.0]}).start()
+    one.ready()
+    one.wait_started("detokenizer-0")
+    os.kill(one.pid("detokenizer-0"), signal.SIGKILL)
     assert one.wait() == 70
-    assert one.started("control-0") == 4
-    assert "control-0: one last word" in one.log()
+    assert one.started("detokenizer-0") == 4
+    assert "detokenizer-0: one last word" in one.log()
 
 
 @pytest.mark.parametrize(("own", "ends"), [(78, 78), (71, 71), (3, 70), (0, 70)])

@@ -246,6 +246,25 @@ def test_a_start_that_gets_nowhere_ends() -> None:
     assert "no progress" in world.core.last_words[0]
 
 
+@pytest.mark.parametrize(("status", "ends"), [(71, 71), (78, 78), (70, 70), (1, 70), (0, 70)])
+def test_a_control_that_ends_during_the_start_ends_it_with_its_own_words(world: World, status: int, ends: int) -> None:
+    world.die("control-0", status)
+    world.tick()
+    world.tick(0.1)
+    assert world.core.exit_status == ends and "control-0 ended with" in world.core.last_words[0]
+    assert status == 0 or "last line of control-0" in world.core.last_words[0]
+
+
+def test_a_control_that_is_killed_during_the_start_gets_one_more_try(world: World) -> None:
+    world.die("control-0", -9)
+    world.tick()
+    assert world.pids["control-0"] and world.core.mode == "starting"
+    world.die("control-0", -9)
+    world.tick()
+    world.tick(0.1)
+    assert world.core.exit_status == 70 and "SIGKILL" in world.core.last_words[0]
+
+
 def test_what_was_asked_for_too_long_ago_is_not_done(world: World) -> None:
     class Supervisor:
         core = world.core

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,8 +21,8 @@ CONTROL = Unit("control-0", "control", ("control-0",))
 UP = UnitState(up=True)
 
 
-def step(unit: Unit, state: UnitState, mode: Mode, alive: set[str], *, history: tuple[float, ...] = (), now: float = 1000.0, owed: bool = False) -> Outcome:
-    return policy.step(unit, state, history, BUDGET, World(mode, frozenset(alive), owed), now, lambda: 0.5)
+def step(unit: Unit, state: UnitState, mode: Mode, alive: set[str], *, history: tuple[float, ...] = (), now: float = 1000.0, **more: Any) -> Outcome:
+    return policy.step(unit, state, history, BUDGET, World(mode, frozenset(alive), **more), now, lambda: 0.5)
 
 
 def test_the_engine_is_one_unit_and_everything_else_alone() -> None:
@@ -82,11 +83,12 @@ def test_the_budget_ends_in_giving_up() -> None:
     assert outcome.actions == (GiveUp("scheduler-1"),)
 
 
-def test_before_the_first_ready_a_death_ends_the_start_but_controls_does_not() -> None:
-    assert step(ENGINE, UP, "starting", {"scheduler-0"}).actions == (EndStart("scheduler-1"),)
-    outcome = step(CONTROL, UP, "starting", set())
+@pytest.mark.parametrize("unit", [ENGINE, CONTROL])
+def test_before_the_first_ready_a_death_ends_the_start_unless_it_is_pardoned(unit: Unit) -> None:
+    assert step(unit, UP, "starting", set()).actions == (EndStart(unit.members[0]),)
+    outcome = step(unit, UP, "starting", set(), pardoned=frozenset(unit.members))
     assert outcome.actions == ()
-    assert step(CONTROL, outcome.state, "starting", set()).actions == (Spawn(("control-0",)),)
+    assert step(unit, outcome.state, "starting", set()).actions == (Spawn(unit.members),)
 
 
 states = st.builds(UnitState, up=st.booleans(), due=st.sampled_from([0.0, 999.0, 1001.0, math.inf]), held=st.booleans(), asked=st.booleans())
