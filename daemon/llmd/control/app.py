@@ -159,7 +159,7 @@ class ControlApp:
 
     async def _kill(self, verdict: watchdog.Verdict) -> None:
         try:
-            await self.core.supervisor.kill(verdict.name, verdict.pid)
+            await self.core.supervisor.kill(verdict.name, verdict.pid, verdict.reason)
         except SupervisorAway as error:
             log.warning("cannot have %s killed: %s", verdict.name, error)
 
@@ -216,6 +216,8 @@ class ControlApp:
             progressing=not core.stalled,
             ready=core.remembered.ready_once,
             requests=core.inflight,
+            phases={worker.name: worker.doing for worker in core.table},
+            weights_version=core.boot.files.weights_version,
             reloading=core.reconfiguring,
         )
 

@@ -94,6 +94,9 @@ class Report(Struct, frozen=True, kw_only=True):
     """The first READY has been reached."""
     requests: int
     """In flight now."""
+    phases: dict[str, str] = {}
+    """What each process was doing when it was last heard of; in the record of a crash."""
+    weights_version: str = ""
     reloading: bool = False
     """Something is being reloaded, whatever the state."""
 

@@ -90,9 +90,9 @@ class SupervisorClient:
         except (msgspec.DecodeError, TypeError) as error:
             raise SupervisorAway(f"llmd.report: {error}") from None
 
-    async def kill(self, name: str, pid: int) -> None:
+    async def kill(self, name: str, pid: int, why: str = "") -> None:
         """Have a hung child's stacks dumped and the child killed, if it is still that process."""
-        await self._do("llmd.kill", {"name": name, "pid": pid, "reason": "hang", "until": time.monotonic() + CALL_TIMEOUT})
+        await self._do("llmd.kill", {"name": name, "pid": pid, "reason": "hang", "why": why, "until": time.monotonic() + CALL_TIMEOUT})
 
     async def restart_engine(self, reason: str) -> None:
         """Restart the engine group as one; not counted in its budget."""

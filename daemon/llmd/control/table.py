@@ -50,6 +50,13 @@ class Worker:
         return f"{self.role}-{self.rank}"
 
     @property
+    def doing(self) -> str:
+        """In words, with how long and how far."""
+        if not self.ready:
+            return self.stage
+        return f"{self.phase} for {self.step_age_s:.1f} s, after {self.steps} steps" if self.step_age_s else f"{self.phase}, after {self.steps} steps"
+
+    @property
     def blocked_on(self) -> str:
         """What it waits for, from its phase; empty: nothing."""
         return self.phase.removeprefix("blocked on ") if self.phase.startswith("blocked on ") else ""

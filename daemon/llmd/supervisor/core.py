@@ -66,8 +66,27 @@ class Report(Struct, kw_only=True):
     """The first READY has been reached."""
     requests: int | None = None
     """In flight now."""
+    phases: dict[str, str] = {}
+    """What each process was doing when it was last heard of."""
+    weights_version: str = ""
     reloading: bool = False
     """Something is being reloaded, whatever the state."""
+
+
+class Crash(Struct, frozen=True):
+    """The end of a process that nobody wanted."""
+
+    spec: ProcessSpec
+    pid: int
+    incarnation: int
+    epoch: int
+    uptime_s: float
+    end: LastExit
+    why: str
+    """Why it was killed, where it hung."""
+    phase: str
+    """What it was doing when control last heard of it."""
+    weights_version: str
 
 
 class Hands(Protocol):
@@ -105,6 +124,7 @@ class Core:
         on_state: Callable[[str, str, str], None],
         on_progress: Callable[[Report], None] = lambda report: None,
         died_alone: Callable[[ProcessSpec, int], bool] = lambda spec, epoch: False,
+        on_crash: Callable[[Crash], None] = lambda crash: None,
     ) -> None:
         """`died_alone(spec, epoch)`: whether an engine's rank of that epoch died while it computed one suspected request and nothing else."""
         self.specs = specs
@@ -127,6 +147,11 @@ class Core:
         self._on_state = on_state
         self._on_progress = on_progress
         self._died_alone = died_alone
+        self._on_crash = on_crash
+        self._verdicts: dict[int, str] = {}
+        """pid of a process that control found hanging -> why."""
+        self._known: Report | None = None
+        """What control has last said, be it another one by now."""
         self._histories: dict[str, tuple[float, ...]] = {}
         self._started = os_.monotonic()
         self._drain_deadline: float | None = None
@@ -167,6 +192,10 @@ class Core:
             log.info("%s (pid %d) has stopped: %s", name, pid, ended.describe())
         else:
             log.error("%s (pid %d) %s: %s", name, pid, "hung and was killed" if ended.reason == "hang" else "died", ended.describe())
+            known = self._known or Report()
+            why, phase = self._verdicts.pop(pid, ""), known.phases.get(name, "")
+            uptime = self._os.monotonic() - child.started_at
+            self._on_crash(Crash(child.spec, pid, child.incarnation, self.epoch, uptime, ended, why, phase, known.weights_version))
 
     def on_term(self, why: str) -> None:
         """SIGTERM: drain, then stop. A second one changes nothing."""
@@ -209,6 +238,7 @@ class Core:
     def report(self, report: Report) -> dict[str, Any]:
         """control's word; the answer is the snapshot."""
         before, self._report, self._silence = self._report, report, 0.0
+        self._known = report
         self._requests = report.requests if report.requests is not None else self._requests
         if before is None or (before.state, before.stage, before.reason) != (report.state, report.stage, report.reason):
             self._on_state(report.state, report.stage, report.reason)
@@ -224,11 +254,12 @@ class Core:
             self._on_ready(report)
         return self.snapshot()
 
-    def kill(self, name: str, pid: int, reason: Reason) -> bool:
+    def kill(self, name: str, pid: int, reason: Reason, why: str = "") -> bool:
         """A hung child: stacks to its stderr, then SIGKILL. False if `pid` is not that process any more."""
         if name not in self.children or pid <= 0 or self._hands.pid(name) != pid:
             return False
         self.children[name].expected = (pid, reason)
+        self._verdicts = {pid: why}
         self._os.kill(pid, STACKS_SIGNAL)
         self._executions.append((self._os.monotonic() + DUMP_S, name, pid))
         return True
@@ -404,7 +435,7 @@ class Core:
         if self._silence > self._control_limit():
             log.error("control has been silent for %.1f s", self._silence)
             self._silence = 0.0
-            self.kill(self._control, pid, "hang")
+            self.kill(self._control, pid, "hang", "silent")
 
     def _watch_start(self, now: float) -> None:
         """A start that nobody tells anything new of is over, whatever keeps control from ending it."""

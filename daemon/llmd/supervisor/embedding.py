@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ from llmd.plan.journal import HEAD, died_alone
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ProcessSpec
 from llmd.supervisor import conf, patches, rundir
-from llmd.supervisor.core import Core, Report, Settings
+from llmd.supervisor.core import Core, Crash, Report, Settings
+from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.environ import child_env
 from llmd.supervisor.interrupts import Interrupted
 from llmd.supervisor.logsink import LogSink
@@ -40,7 +42,14 @@ class Embedding:
         os_: Os,
         on_ready: Callable[[Report], None],
         on_progress: Callable[[Report], None] = lambda report: None,
+        crashes: CrashFiles | None = None,
+        about: Mapping[str, str] | None = None,
     ) -> None:
+        """`about`: what else a record of a crash says: versions, the configuration."""
+        self._crashes = crashes
+        self._about = dict(about or {})
+        self._sink = sink
+        self._oom_kills = os_.oom_kills()
         self._ports = ports
         self._os = os_
         by_name = {spec.name: spec for spec in specs}
@@ -68,6 +77,7 @@ class Embedding:
             on_state=self.write_state,
             on_progress=on_progress,
             died_alone=self._died_alone,
+            on_crash=self._record,
         )
         supervisor.core = self.core
         self._supervisor = supervisor
@@ -87,6 +97,31 @@ class Embedding:
             raise
         self.write_state("failed" if status not in (0, 130) else "stopped", "", "\n".join(self.core.last_words[:1]))
         return status
+
+    def _record(self, crash: Crash) -> None:
+        """One crash, into a file."""
+        seen, self._oom_kills = self._oom_kills, self._os.oom_kills()
+        if self._crashes is None:
+            return
+        end, spec = crash.end, crash.spec
+        facts = {
+            "process": spec.name,
+            "role": spec.role,
+            "rank": spec.rank,
+            "pid": crash.pid,
+            "incarnation": crash.incarnation,
+            "epoch": crash.epoch,
+            "uptime_s": round(crash.uptime_s, 3),
+            "reason": end.reason,
+            "status": end.status,
+            "how": end.describe(),
+            "why": crash.why,
+            "phase": crash.phase,
+            "oom": end.status == -signal.SIGKILL and end.reason == "signal" and self._oom_kills > seen,
+            **self._about,
+            **({"weights_version": crash.weights_version} if crash.weights_version else {}),
+        }
+        self._crashes.write(facts, self._sink.everything(spec.name), self._os.wall())
 
     def _died_alone(self, spec: ProcessSpec, epoch: int) -> bool:
         head = self._os.read_head(str(self._ports.journal(0)), HEAD.size) if spec.role == "scheduler" else b""

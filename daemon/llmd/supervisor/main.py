@@ -271,6 +271,8 @@ def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, s
         os_=os_,
         on_ready=on_ready,
         on_progress=steps.take,
+        crashes=CrashFiles(Path(boot.state_dir) / "crashes"),
+        about=_about(boot),
     )
     log.info(
         "llmd %s starts %d processes, pid %d, %s, run directory %s",
@@ -283,6 +285,12 @@ def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, s
     status = embedding.run()
     _say_last_words(status, embedding.core.last_words, sink.directory)
     return status
+
+
+def _about(boot: Boot) -> dict[str, str]:
+    """What a record of a crash says of what ran; the configuration by a hash, for it may hold what is nobody's business."""
+    config = hashlib.sha256(msgspec.json.encode(boot.args)).hexdigest()[:12]
+    return {"version": __version__, "model": boot.served_name, "weights_version": boot.files.weights_version, "config_sha256": config}
 
 
 def _say_last_words(status: int, words: list[str], log_dir: Path | None) -> None:

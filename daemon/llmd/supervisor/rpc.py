@@ -33,6 +33,7 @@ class _Kill(Struct):
     name: str
     pid: int
     reason: Literal["hang", "stop", "reload"] = "hang"
+    why: str = ""
     until: float = math.inf
     """Monotonic, as in _Restart: the caller waits no longer, and is not to be surprised."""
 
@@ -75,7 +76,7 @@ class LlmdNamespace:
         asked = _decode(text, _Kill)
         if self._too_late(asked.until):
             return self._answer(TOO_LATE)
-        return self._answer(None if self._core.kill(asked.name, asked.pid, asked.reason) else f"{asked.name} is not pid {asked.pid} any more")
+        return self._answer(None if self._core.kill(asked.name, asked.pid, asked.reason, asked.why) else f"{asked.name} is not pid {asked.pid} any more")
 
     def restartEngine(self, text: str) -> str:
         """{"reason"}: all ranks at once, a new epoch, not counted in the budget."""
