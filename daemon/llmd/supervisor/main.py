@@ -6,6 +6,7 @@ configuration -> failpoints -> run directory and lock -> port -> model pulled ->
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
@@ -13,6 +14,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+import msgspec
 import setproctitle
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +32,7 @@ from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
 from llmd.supervisor import admin_path, banner, cpus, directories, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.core import Report, Settings
+from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.embedding import Embedding, sink_for
 from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
 from llmd.supervisor.logsink import LogSink, SinkStream
