@@ -1,6 +1,6 @@
 """Where all log lines go: stderr, as long as somebody reads it, and one file a process. Never blocks.
 
-Each process's last 4 KiB are kept for `last_exit` and for the last message of a llmd that gives up. Lines of different
+Each process's last 32 KiB are kept for `last_exit`, for the record of a crash and for the last message of a llmd that gives up. Lines of different
 processes never mix: a line is passed on when it is whole.
 """
 
@@ -16,7 +16,7 @@ from llmd.observability.files import open_append
 from llmd.observability.lines import LineWrapper, telling, words
 from llmd.supervisor.os_seam import Os
 
-TAIL_BYTES = 4096
+TAIL_BYTES = 32 * 1024
 #: POSIX: a pipe that is ready takes this much at once.
 PIPE_BUF = 4096
 #: A longer line is passed on in pieces.
@@ -121,11 +121,17 @@ class LogSink:
 
     def tail(self, name: str, lines: int = 20) -> list[str]:
         """What the last lines that a process wrote say; of these, if there are any, only WARNING and worse."""
+        return [word for line in telling(self._last_lines(name)) for word in words(line)][-lines:]
+
+    def everything(self, name: str) -> list[str]:
+        """What all lines say that are kept of a process."""
+        return [word for line in self._last_lines(name) for word in words(line)]
+
+    def _last_lines(self, name: str) -> list[str]:
         whole = self._tails.get(name, b"")
         if len(whole) == TAIL_BYTES:
             whole = whole.partition(b"\n")[2] or whole  # the first line has lost its beginning
-        found = telling([line for line in whole.decode("utf-8", "replace").split("\n") if line.strip()])
-        return [word for line in found for word in words(line)][-lines:]
+        return [line for line in whole.decode("utf-8", "replace").split("\n") if line.strip()]
 
     def show(self, text: str) -> None:
         """Keep `text` as the last line of the terminal; empty: take it away. Nothing where stderr is no terminal."""

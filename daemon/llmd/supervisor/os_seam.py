@@ -114,6 +114,10 @@ class Os:
         except OSError:
             return b""
 
+    def oom_kills(self) -> int:
+        """Processes that the kernel has killed for want of memory, on this machine or in our control group; it only ever grows."""
+        return _count("/proc/vmstat", "oom_kill") + _count(f"/sys/fs/cgroup{_cgroup()}/memory.events", "oom_kill")
+
     def rss_bytes(self, pid: int) -> int:
         """Resident memory of a process, 0 when it is gone."""
         try:
@@ -121,3 +125,21 @@ class Os:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError, ValueError):
             return 0
+
+
+def _count(path: str, name: str) -> int:
+    """The number behind `name` in a file of `name number` lines; 0 where there is none."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(f"{name} ")), 0)
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _cgroup() -> str:
+    """Our control group, version 2; empty at the root, and where there is none."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            return next((line[3:].strip().rstrip("/") for line in file if line.startswith("0::")), "")
+    except (OSError, ValueError):
+        return ""
