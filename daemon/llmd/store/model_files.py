@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any, Literal
 
 from llmd import failpoints
 from llmd.config.server_args import ModelArgs
-from llmd.errors import ConfigError
+from llmd.errors import ConfigError, LlmdError, ResourceError
 from llmd.model import native
 from llmd.plan.spec import ModelFiles
 from llmd.store import catalog, dummy, model_config, small_files
@@ -53,7 +55,25 @@ class _Found:
 
 
 def model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
-    """Check the model that `args` names. Raises ConfigError with all faults, ResourceError where the cache cannot be written."""
+    """Check the model that `args` names. Raises ConfigError with all faults, ResourceError where the cache cannot be written or the system fails."""
+    try:
+        return _model_files(args, cache_dir)
+    except OSError as error:
+        raise _os_fault(args, error) from None
+
+
+def _os_fault(args: ModelArgs, error: OSError) -> LlmdError:
+    """What the system refuses, under the key that asked for it: a path that may not be searched or read, or is none at all."""
+    file = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else ""
+    other = args.tokenizer_path
+    key, value = ("model.tokenizer_path", other) if other is not None and file.startswith(other) else ("model.path", args.path)
+    message = f"{key}: {value}: {f'{file}: ' if file not in ('', value) else ''}{error.strerror or error}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ConfigError(message, hint=f"uid {os.geteuid()}, as which llmd runs, must be able to read the files and to search the directories above them")
+    return ConfigError(message) if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EISDIR) else ResourceError(message)
+
+
+def _model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
     found = _find(args.path, cache_dir)
     kernels = _kernels(found, args)
     sources, make = found.sources, found.make

@@ -33,7 +33,8 @@ def needs_pull(args: ServerArgs, cache_dir: Path) -> bool:
     """Whether model.path is the name of a model that is not in the cache."""
     name = args.model.path
     is_name = name != "dummy" and "/" not in name and not name.endswith(".gguf") and not os.path.exists(name)
-    return is_name and not (cache_dir / "models" / name / "manifest.json").exists()
+    # os.path.exists also where the cache may not be searched, which the check of the files tells.
+    return is_name and not os.path.exists(cache_dir / "models" / name / "manifest.json")
 
 
 def pull(name: str, cache_dir: Path, env: Mapping[str, str], os_: Os, on_line: Callable[[str], None]) -> None:

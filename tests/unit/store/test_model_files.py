@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,28 @@ def test_a_cache_that_cannot_be_written_is_a_resource_error(tmp_path: Path) -> N
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ResourceError, match="cannot write"):
         found("dummy", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(errno.EACCES, 78), (errno.EPERM, 78), (errno.ENAMETOOLONG, 78), (errno.EMFILE, 71), (errno.EIO, 71)], ids=errno.errorcode.get
+)
+@pytest.mark.parametrize("at", ["is_dir", "exists", "read_bytes"])
+def test_what_the_system_refuses_is_told_under_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, at: str) -> None:
+    path = random_llama(tmp_path / "m")
+
+    def refuse(self: Path) -> bool:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, at, refuse)
+    with pytest.raises((ConfigError, ResourceError)) as caught:
+        found(path, tmp_path / "cache")
+    assert caught.value.exit_status == status
+    assert caught.value.message.startswith(f"model.path: {path}: ") and os.strerror(number) in caught.value.message
+    if at == "is_dir":
+        with pytest.raises((ConfigError, ResourceError), match=f"^model.tokenizer_path: {path}: "):
+            found("dummy", tmp_path / "cache", tokenizer_path=str(path))
+
+
+def test_a_name_that_is_too_long_for_the_system_is_no_internal_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^model.path: .*too long"):
+        found(tmp_path / ("x" * 300), tmp_path / "cache")
