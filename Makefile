@@ -57,6 +57,7 @@ docs: setup ## write what follows from code: etc/llmd/*, docs/configuration.md, 
 	$(BIN)/python -m llmd.frontend.openapi.document
 	$(BIN)/python -m llmctl.generate .
 	$(BIN)/python -m llmd.control.openapi .
+	$(BIN)/python -m llmd.control.metrics_doc .
 
 bench: setup ## measure what is in tests/bench; prints numbers, judges nothing
 	@for file in tests/bench/bench_*.py; do \

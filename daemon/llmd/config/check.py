@@ -49,7 +49,6 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "lora.adapters": NotYet("LoRA adapters"),
     "observability.request_log.enabled": NotYet("the request log"),
     "observability.request_log.dir": NotYet("the request log"),
-    "observability.metrics.compat": NotYet("other projects' metric names"),
     "observability.tracing.otlp_endpoint": NotYet("tracing"),
 }
 

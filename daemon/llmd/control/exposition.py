@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llmd.control.catalog import CATALOG, Kind
+from llmd.control.catalog import CATALOG, Kind, Metric
 from llmd.wire.messages import HistogramTotals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -15,19 +15,22 @@ def escape(value: str) -> str:
     return value.replace("\\", "/").replace('"', "'").replace("\n", " ")
 
 
-def render(gauges: Mapping[str, float], counters: Mapping[str, float], histograms: Mapping[str, HistogramTotals]) -> str:
-    """The whole text. A name that occurs with two types keeps the first one."""
+def render(
+    gauges: Mapping[str, float], counters: Mapping[str, float], histograms: Mapping[str, HistogramTotals], more: Mapping[str, Metric] | None = None
+) -> str:
+    """The whole text. A name that occurs with two types keeps the first one. `more`: what names are beside those of the catalogue."""
+    described = {**CATALOG, **(more or {})}
     families: dict[str, tuple[Kind, list[str]]] = {}
     for kind, flat in (("gauge", gauges), ("counter", counters)):
         for key, value in flat.items():
             _lines(families, key, kind).append(f"{key} {_number(value)}")
     for key, histogram in histograms.items():
         _lines(families, key, "histogram").extend(_histogram(key, histogram))
-    known = [name for name in CATALOG if name in families]
+    known = [name for name in described if name in families]
     parts = []
-    for name in known + sorted(families.keys() - CATALOG.keys()):
+    for name in known + sorted(families.keys() - described.keys()):
         kind, lines = families[name]
-        parts.append(f"# HELP {name} {CATALOG[name][1] if name in CATALOG else name}\n# TYPE {name} {kind}\n")
+        parts.append(f"# HELP {name} {described[name].help if name in described else name}\n# TYPE {name} {kind}\n")
         parts.extend(f"{line}\n" for line in lines)
     return "".join(parts)
 

@@ -8,18 +8,22 @@ import time
 import psutil
 
 from llmd import __version__
-from llmd.control.catalog import ZERO_COUNTERS
+from llmd.control import compat
+from llmd.control.catalog import ZERO_COUNTERS, ZERO_HISTOGRAMS
 from llmd.control.core import Core
 from llmd.control.drain import INFLIGHT
 from llmd.control.exposition import escape, render
 from llmd.control.ledger import valid_key
 from llmd.control.machine import STATES
 from llmd.control.table import Worker
-from llmd.observability.totals import series
-from llmd.wire.messages import Totals
+from llmd.observability.totals import LATENCY_BOUNDS, series
+from llmd.wire.messages import HistogramTotals, Totals
 
 #: Gauges that are shown with 0 while no worker sends them.
 _ZERO_GAUGES = ("llmd_requests_running", "llmd_requests_waiting")
+
+#: A histogram that nothing has been put into yet.
+_NOTHING = HistogramTotals(LATENCY_BOUNDS, (0,) * (len(LATENCY_BOUNDS) + 1), 0.0)
 
 #: Gauges between processes, not for scraping.
 _PRIVATE = frozenset({INFLIGHT})
@@ -53,7 +57,10 @@ class Metrics:
         gauges["llmd_scrape_duration_seconds"] = self._took
         ledger = self._core.ledger
         counters = {**dict.fromkeys(ZERO_COUNTERS, 0.0), **self._zero_kills(), **ledger.counters()}
-        text = render(gauges, counters, ledger.histograms())
+        histograms = {**dict.fromkeys(ZERO_HISTOGRAMS, _NOTHING), **ledger.histograms()}
+        projects = self._core.boot.args.observability.metrics.compat
+        more = compat.project(projects, self._core.boot.served_name, gauges, counters, histograms)
+        text = render(gauges, counters, histograms, more)
         self._took = time.perf_counter() - began
         return text
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -97,6 +98,8 @@ class Gate:
         if path.startswith("/v1/") or path == "/generate":
             outcome = exchange.outcome or ("ok" if exchange.status < 400 else outcome_of(RequestError("", status=exchange.status)))
             self._runtime.meter.inc("llmd_requests_total", endpoint=exchange.endpoint or "unknown", outcome=outcome)
+            if scope["method"] == "POST":
+                self._runtime.meter.observe("llmd_request_duration_seconds", time.monotonic() - exchange.started)
 
 
 def _request_id(scope: Scope) -> str:
