@@ -13,6 +13,10 @@ from llmd.store.model_config import ModelConfig
 #: Faults about tensors listed at most; a wrong config.json makes hundreds.
 MAX_FAULTS: Final = 10
 
+#: Tensors that may be there without being used: what follows from the configuration, and a tied head written out (GGUF's `output.weight` unties it).
+HARMLESS: Final = frozenset({"rope_freqs.weight", "lm_head.weight"})
+_HARMLESS_ENDS: Final = ("rotary_emb.inv_freq",)
+
 FLOATS: Final = ("F32", "F16", "BF16")
 
 
@@ -84,10 +88,15 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def parameter_faults(config: ModelConfig, stored: Mapping[str, StoredTensor], source: str, *, gguf: bool) -> list[str]:
-    """One line for each parameter that no file provides or that has another shape or type."""
+    """One line for each parameter that no file provides or that has another shape or type, and for each tensor that no parameter is.
+
+    What nobody uses is a fault: the model would be served without layers or biases that it was trained with.
+    """
     faults = []
+    used: set[str] = set()
     for parameter in all_parameters(config):
         name = parameter.gguf if gguf else parameter.hf
+        used.add(name)
         tensor = stored.get(name)
         if tensor is None:
             faults.append(f"{source}: no file provides the tensor {name!r}")
@@ -95,5 +104,10 @@ def parameter_faults(config: ModelConfig, stored: Mapping[str, StoredTensor], so
             faults.append(f"{source}: tensor {name!r} has shape {list(tensor.shape)}, the configuration says {list(parameter.shape)}")
         elif not gguf and tensor.type not in FLOATS:
             faults.append(f"{source}: tensor {name!r} has type {tensor.type}; supported: {', '.join(FLOATS)}")
+    for name in stored:
+        if name not in used and not (name in HARMLESS or name.endswith(_HARMLESS_ENDS)):
+            faults.append(
+                f"{source}: tensor {name!r} would not be used: the configuration has {config.num_layers} layers of {config.architecture}, and no place for it"
+            )
     more = len(faults) - MAX_FAULTS
     return faults if more <= 0 else [*faults[:MAX_FAULTS], f"{source}: {more} more such faults"]

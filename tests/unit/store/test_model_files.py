@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,26 @@ def test_what_the_system_refuses_is_told_under_its_key(tmp_path: Path, monkeypat
 def test_a_name_that_is_too_long_for_the_system_is_no_internal_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^model.path: .*too long"):
         found(tmp_path / ("x" * 300), tmp_path / "cache")
+
+
+def test_tensors_that_nobody_would_use_are_faults(tmp_path: Path) -> None:
+    config, tensors = read_checkpoint(random_llama(tmp_path / "whole"))
+    layers = config["num_hidden_layers"]
+    fewer = write_checkpoint(tmp_path / "fewer", {**config, "num_hidden_layers": layers - 1}, tensors)
+    biased = write_checkpoint(tmp_path / "biased", config, {**tensors, "model.layers.0.self_attn.q_proj.bias": tensors["model.norm.weight"]})
+    gguf = gguf_of(write_checkpoint(tmp_path / "hf", config, tensors), tmp_path / "m.gguf", "Q8_0")
+    data = gguf.read_bytes()
+    key = b"llama.block_count" + struct.pack("<I", 4)
+    assert data.count(key + struct.pack("<I", layers)) == 1
+    gguf.write_bytes(data.replace(key + struct.pack("<I", layers), key + struct.pack("<I", layers - 1)))
+    for path, name in ((fewer, f"model.layers.{layers - 1}."), (biased, "model.layers.0.self_attn.q_proj.bias"), (gguf, f"blk.{layers - 1}.")):
+        with pytest.raises(ConfigError) as caught:
+            found(path, tmp_path / "cache")
+        assert all((f"tensor '{name}" in fault and "would not be used" in fault) or "more such faults" in fault for fault in caught.value.faults)
+
+
+def test_tensors_that_are_known_to_be_superfluous_do_no_harm(tmp_path: Path) -> None:
+    config, tensors = read_checkpoint(random_llama(tmp_path / "whole"))
+    tied = {**config, "tie_word_embeddings": True}
+    extra = {"lm_head.weight": tensors["model.embed_tokens.weight"], "model.layers.0.self_attn.rotary_emb.inv_freq": tensors["model.norm.weight"][:8]}
+    assert found(write_checkpoint(tmp_path / "m", tied, {**tensors, **extra}), tmp_path / "cache").name == "m"
