@@ -1,4 +1,4 @@
-"""No process but the engine ever loads torch or transformers: checked in a fresh interpreter, after importing its main module."""
+"""No process but the engine ever loads torch or transformers, nor does the engine where the native kernels serve: checked in a fresh interpreter, after importing its main module."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ MAINS = {
     "llmd.frontend.main": HEAVY,
     "llmd.control.main": HEAVY,
     "llmd.detokenizer.main": HEAVY,
+    "llmd.scheduler.main": (*HEAVY, "fastapi", "pydantic"),
+    "llmd.model.native_loader": HEAVY,
+    "llmd.model.native_runner": HEAVY,
     "llmd.worker": (*HEAVY, "fastapi"),
     "llmd": (*HEAVY, "zmq", "msgspec", "asyncio"),
     "llmd.engine.api": (*HEAVY, "fastapi", "uvicorn"),
