@@ -83,11 +83,9 @@ def measure(make: Callable[[KvManager], Runner], size: int, streams: int, tokens
     total = full[-1][1] - full[0][0]
     idle = total - sum(end - began for began, end in full)
     name = "on" if overlap else "off"
-    rate = streams * len(full) / total
-    print(
-        f"overlap {name:3}: {rate:6.1f} tokens/s, compute idles {idle / total:6.2%}, {idle / len(full) * 1e6:5.0f} us of {total / len(full) * 1e3:6.2f} ms a step",
-        flush=True,
-    )
+    step = total / len(full)
+    gap = f"compute idles {idle / total:6.2%}, {idle / len(full) * 1e6:5.0f} us of {step * 1e3:6.2f} ms a step"
+    print(f"overlap {name:3}: {streams / step:6.1f} tokens/s, {gap}", flush=True)
     return [bench.out.tokens[f"r{number}"] for number in range(streams)]
 
 
