@@ -44,6 +44,8 @@ complete -c llmctl -n '__fish_seen_subcommand_from logs' -l dir -x -d 'where the
 complete -c llmctl -n __fish_use_subcommand -a audit -d 'who changed what, when, why, and how it ended'
 complete -c llmctl -n '__fish_seen_subcommand_from audit' -s n -l lines -x -d 'how many; default 50'
 complete -c llmctl -n '__fish_seen_subcommand_from audit' -l verb -x -d 'only this verb'
+complete -c llmctl -n __fish_use_subcommand -a crashes -d 'which processes ended by themselves or hung, how, and what they were doing'
+complete -c llmctl -n '__fish_seen_subcommand_from crashes' -s n -l lines -x -d 'how many; default 50'
 complete -c llmctl -n __fish_use_subcommand -a doctor -d 'look for what is wrong or will be permissions, disk, memory, limits, files, versions'
 complete -c llmctl -n '__fish_seen_subcommand_from doctor' -s c -l config -r -F -d 'the configuration to look at; default the daemon s, else $LLMD_CONFIG'
 complete -c llmctl -n __fish_use_subcommand -a report -d 'a bundle for support state, configuration, logs; no prompts, no secrets'

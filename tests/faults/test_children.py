@@ -88,3 +88,23 @@ def test_a_frontend_that_dies_breaks_only_its_own_connections(tmp_path: Path) ->
         wait_for("the dead frontend's requests are dropped", lambda: daemon.requests() == (0, 0), 5)
         wait_for("two frontends again", lambda: daemon.child("frontend", 0) and daemon.child("frontend", 1), 10)
         assert daemon.stop() == 0
+
+
+def test_crashes_are_recorded_with_what_is_known_of_them(tmp_path: Path) -> None:
+    with Daemon(tmp_path, config=FAST, failpoints="scheduler.prompt(SPIN)=spin").start() as daemon:
+        pid = daemon.pid("detokenizer")
+        os.kill(pid, signal.SIGSEGV)
+        wait_for("a new detokenizer", lambda: (c := daemon.child("detokenizer")) and c.pid != pid, 15)
+        daemon.wait_ready()
+        hung = daemon.pid("scheduler")
+        answer = daemon.complete("SECRET SPIN", max_tokens=4)
+        assert answer.status_code == 500 and answer.json()["error"]["code"] == "engine_crash", "a request that hangs engines is found out as well"
+        spun, fell = daemon.admin("GET", "/v1/crashes").json()["crashes"][-2:]
+        assert (fell["process"], fell["pid"], fell["reason"], fell["status"]) == ("detokenizer-0", pid, "signal", -signal.SIGSEGV)
+        assert any("Segmentation fault" in line for line in fell["stacks"]) and not fell["oom"]
+        assert (spun["process"], spun["reason"], spun["status"]) == ("scheduler-0", "hang", -signal.SIGKILL)
+        assert "in one step" in spun["why"] and "busy" in spun["phase"] and spun["weights_version"] == "dummy@000000000000"
+        assert any("failpoints.py" in line for line in spun["stacks"]) and len(spun["stacks"]) <= 200
+        assert "SECRET" not in str(spun) + daemon.log_text()
+        assert spun["pid"] == hung and gone([hung])
+        assert daemon.stop() == 0

@@ -81,6 +81,11 @@ READING: Final[dict[str, Verb]] = {
         args=(_LINES, arg("--verb", help="only this verb", metavar="VERB", dest="verb_name")),
         examples=(("audit", "who did it"), ("audit --verb restart -n 5", "the last five restarts")),
     ),
+    "crashes": Verb(
+        "which processes ended by themselves or hung, how, and what they were doing",
+        args=(_LINES, arg("id", help="one of them, by its ID or the beginning of it", metavar="ID", many="?")),
+        examples=(("crashes", "what has crashed"), ("crashes 20260101T", "all that is known of one")),
+    ),
     "doctor": Verb(
         "look for what is wrong or will be: permissions, disk, memory, limits, files, versions",
         args=(arg("-c", "--config", help="the configuration to look at; default: the daemon's, else $LLMD_CONFIG", metavar="FILE", complete="path"),),

@@ -32,10 +32,12 @@ _READS: dict[str, tuple[str, str]] = {
     "/v1/operations": ("Operations, newest first.", "Operations"),
     "/v1/operations/{number}": ("One operation.", "Operation"),
     "/v1/audit": ("Audit lines, newest first.", "Object"),
+    "/v1/crashes": ("Records of processes that ended by themselves or hung, newest first.", "Object"),
     "/v1/openapi.json": ("This document.", "Object"),
 }
 _QUERY: dict[str, list[tuple[str, str]]] = {
     "/v1/audit": [("limit", "How many lines at most; 100.")],
+    "/v1/crashes": [("limit", "How many records at most; 50.")],
     "/v1/events": [("since", "Only events after this number."), ("follow", "false: those that there are, as JSON.")],
 }
 _COMMON = {

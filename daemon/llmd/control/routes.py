@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.responses import StreamingResponse
 
-from llmd.control import configuration, exposition, openapi, peer, requests, status
+from llmd.control import configuration, crashes, exposition, openapi, peer, requests, status
 from llmd.control.core import Core
 from llmd.control.events import Event
 from llmd.control.http import add_errors, flag, json_response, read_body, text, while_connected, whole
@@ -94,6 +95,12 @@ def _add_records(app: FastAPI, core: Core, operations: Operations) -> None:
         count = whole(request.query_params.get("limit", "100"), "limit", MAX_AUDIT)
         lines = await asyncio.get_running_loop().run_in_executor(None, operations.audit.newest, count)
         return json_response({"audit": lines})
+
+    @app.get("/v1/crashes")
+    async def get_crashes(request: Request) -> Response:
+        count = whole(request.query_params.get("limit", "50"), "limit", MAX_AUDIT)
+        directory = Path(core.boot.state_dir) / "crashes"
+        return json_response({"crashes": await asyncio.get_running_loop().run_in_executor(None, crashes.newest, directory, count)})
 
 
 def _add_events(app: FastAPI, core: Core) -> None:

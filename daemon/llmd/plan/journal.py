@@ -19,4 +19,4 @@ def died_alone(head: bytes, epoch: int) -> bool:
     if len(head) < HEAD.size:
         return False
     version, written, flags, _ = HEAD.unpack_from(head)
-    return version == VERSION and written == epoch and flags == RUNNING | ALONE
+    return bool(version == VERSION and written == epoch and flags == RUNNING | ALONE)
