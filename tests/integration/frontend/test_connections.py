@@ -89,20 +89,22 @@ def test_output_of_another_epoch_is_dropped(world: World) -> None:
     world.engine.say(BatchStrOutput(epoch=7, chunks=[TextChunk(rid, 0, "wrong", [1], Finish("stop"))]))
     world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 0, "ri", [1, 2])]))
     world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 0, "ri", [1, 2])]))
-    world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 2, "ght", [3], Finish("stop"))]))
+    world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 2, "ght", [3], Finish("stop"), at=2)]))
     assert b'"text":"right"' in until(raw, b"}}}")
     raw.close()
     wait_for(lambda: world.control.counter('llmd_wire_stale_messages_total{channel="tokenizer"}') == 1, 2)
 
 
-def test_a_gap_in_the_output_is_an_error_not_a_hole(world: World) -> None:
+def test_a_gap_in_the_output_is_asked_for_again_and_is_no_hole(world: World) -> None:
     world.engine.script = lambda request: None
     raw = post(world)
     wait_for(lambda: bool(world.engine.requests), 5)
-    world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(world.engine.requests[0].rid, 3, "x", [1])]))
-    answer = until(raw, b"}}")
-    assert answer.startswith(b"HTTP/1.1 500 ")
-    assert b"internal_error" in answer
+    rid = world.engine.requests[0].rid
+    world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 3, "x", [1], at=3)]))
+    wait_for(lambda: bool(world.engine.resends), 5)
+    assert world.engine.resends[0].request.rid == rid
+    world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 0, "abcx", [7, 8, 9, 1], Finish("stop"))]))
+    assert b'"text":"abcx"' in until(raw, b"}}}")
     raw.close()
 
 
