@@ -245,8 +245,8 @@ class LoraArgs(_Section, frozen=True):
 class RequestLogArgs(_Section, frozen=True):
     """Opt-in log of prompts and outputs."""
 
-    enabled: Annotated[bool, doc("Write prompts and outputs to a file.", reload="live")] = False
-    dir: Annotated[str | None, doc("Where; null: LOG.", reload="live", path=True)] = None
+    enabled: Annotated[bool, doc("Write prompts and outputs to requests.jsonl, mode 0600, 64 MiB and four older ones.", reload="live")] = False
+    dir: Annotated[str | None, doc("Directory of requests.jsonl; null: log_dir.", reload="live", path=True)] = None
 
 
 class MetricsArgs(_Section, frozen=True):

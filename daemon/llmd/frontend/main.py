@@ -25,6 +25,7 @@ from llmd.frontend.app import create_app
 from llmd.frontend.channels import OutputReceiver, SchedulerPort
 from llmd.frontend.commands import farewell, obey
 from llmd.frontend.engine_view import EngineView
+from llmd.frontend.request_log import RequestLog
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.server import SEND_BUFFER, FrontendServer, uvicorn_config
 from llmd.frontend.tables import tables_of
@@ -76,7 +77,8 @@ class Frontend:
             exclude=boot.args.http.access_log_exclude,
             as_json=boot.args.observability.log_format != "text",
         )
-        self._runtime = Runtime(boot, self._view, self._manager, self._meter, self._access_log)
+        self._request_log = RequestLog(boot.log_dir, boot.args.observability.request_log)
+        self._runtime = Runtime(boot, self._view, self._manager, self._meter, self._access_log, self._request_log)
         self._link = WorkerLink(
             boot.ports.control,
             hello("frontend", context.rank, context.incarnation, context.epoch),
@@ -111,6 +113,7 @@ class Frontend:
             self._port.close()
             self._manager.executor.shutdown(wait=False, cancel_futures=True)
             self._access_log.close()
+            self._request_log.close()
             self._link.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -159,6 +162,7 @@ class Frontend:
         manager.template = template
         self._gate.configure(args)
         self._access_log.exclude(args.http.access_log_exclude)
+        self._request_log.configure(args.observability.request_log)
         self._port.patience = args.supervision.recover_timeout
         self.server.config.timeout_keep_alive = int(args.http.keep_alive)
         self._link.reply(command)

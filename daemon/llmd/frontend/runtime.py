@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.engine_view import EngineView
+from llmd.frontend.request_log import RequestLog
 from llmd.frontend.stream import Streams
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.totals import Meter
@@ -27,4 +28,5 @@ class Runtime(EngineSide):
     """The same for one that serves HTTP."""
 
     access_log: AccessLog
+    request_log: RequestLog | None = None
     streams: Streams = field(default_factory=Streams)

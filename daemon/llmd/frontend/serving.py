@@ -45,6 +45,8 @@ async def serve(runtime: Runtime, call: Call, specs: Sequence[ChoiceSpec | TextS
         watcher.cancel()
         runtime.manager.release(generation, call.exchange.outcome or "error")
         _account(runtime, call.exchange, generation, answer)
+        if runtime.request_log is not None:
+            runtime.request_log.write(call.exchange, generation, runtime.manager.tokenizer)
 
 
 async def serve_ready(call: Call, answer: Answer, deltas: list[Delta]) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from llmd.config import ServerArgs
 from llmd.errors import RequestError
-from llmd.frontend.access_log import KEEP, AccessLog
+from llmd.frontend.access_log import AccessLog
 from llmd.frontend.engine_view import EngineView
 from llmd.frontend.exchange import OUTCOMES, Exchange, outcome_of
+from llmd.frontend.line_file import KEEP
 from llmd.frontend.req_state import LOOSE, Generation
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles
