@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
-from llmd.config.fields import FIELDS, value_of
+from llmd.config.fields import FIELDS, SECTIONS, value_of
 from llmd.config.keys import key_faults, read_admin_key, read_keys
 from llmd.config.listen import host_and_port
 from llmd.config.load import FlagValue, Loaded, load_config
@@ -47,15 +48,34 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "lora.max_adapters": NotYet("LoRA adapters"),
     "lora.max_rank": NotYet("LoRA adapters"),
     "lora.adapters": NotYet("LoRA adapters"),
+    "observability.request_log.enabled": NotYet("the request log"),
+    "observability.request_log.dir": NotYet("the request log"),
     "observability.tracing.otlp_endpoint": NotYet("tracing"),
 }
 
 
 def check_args(args: ServerArgs, *, allow_failpoints: bool) -> None:
     """Raise ConfigError with every reason why these arguments cannot be served."""
-    faults = arg_faults(args, allow_failpoints=allow_failpoints)
-    if faults:
-        raise ConfigError([fault for _, fault in faults])
+    if faults := type_faults(args):
+        raise ConfigError(faults)
+    if found := arg_faults(args, allow_failpoints=allow_failpoints):
+        raise ConfigError([fault for _, fault in found])
+
+
+def type_faults(args: ServerArgs) -> list[str]:
+    """Values that no file could have given: msgspec looks at types and limits when it reads, not when Python makes a ServerArgs."""
+    default = ServerArgs()
+    for section in SECTIONS:  # outer ones first
+        wanted, given = type(value_of(default, section)), value_of(args, section)
+        if not isinstance(given, wanted):
+            return [f"{section}: expected {wanted.__name__}, got {type(given).__name__}"]
+    faults = []
+    for key, field in FIELDS.items():
+        try:
+            msgspec.convert(msgspec.to_builtins(value_of(args, key)), field.annotation)
+        except (msgspec.ValidationError, TypeError, OverflowError):
+            faults.append(f"{key}: expected {field.expects}, got {value_of(args, key)!r:.60}")
+    return faults
 
 
 def load_checked(

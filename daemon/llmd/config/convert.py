@@ -16,8 +16,10 @@ from llmd.config.units import parse_duration, parse_size
 
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN = frozenset(_TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "value", "merge", "seq", "map"))
-_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
-_FLOAT = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d+\.")
+#: As YAML 1.1 writes numbers, with ASCII digits and single underscores between them.
+_DIGITS = "[0-9]+(?:_[0-9]+)*"
+_INT = re.compile(f"[-+]?(0|(?!0){_DIGITS})")
+_FLOAT = re.compile(rf"[-+]?({_DIGITS})?\.?{_DIGITS}([eE][-+]?[0-9]+)?|[-+]?{_DIGITS}\.")
 #: A model path that is a name: one word, perhaps with a scheme like `hf:`.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?<!\.gguf)|[a-z]+:.*")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, get_type_hints
 from msgspec import Struct, inspect
 
 from llmd.config.server_args import ServerArgs
-from llmd.config.units import format_size
+from llmd.config.units import format_duration, format_size
 
 
 class Field(Struct, frozen=True, kw_only=True):
@@ -89,11 +89,11 @@ def describe(kind: inspect.Type, unit: str | None = None) -> str:
 
 def _number(number: inspect.IntType | inspect.FloatType, unit: str | None) -> str:
     if unit == "s":
-        return "a duration above 0, like 30s" if number.gt == 0 else "a duration like 30s"
+        return f"a duration like 30s, at least {format_duration(number.ge)}" if number.ge else "a duration like 30s"
     if unit == "B":
-        return f"a size like 8MiB, at least {format_size(int(number.ge or 0))}"
+        return f"a size like 8MiB, {format_size(int(number.ge or 0))} to {format_size(int(number.le or 0))}"
     signs = ((">", number.gt), (">=", number.ge), ("<", number.lt), ("<=", number.le))
-    limits = " and ".join(f"{sign} {value:g}" for sign, value in signs if value is not None)
+    limits = " and ".join(f"{sign} {value if isinstance(value, int) else f'{value:g}'}" for sign, value in signs if value is not None)
     name = "a whole number" if isinstance(number, inspect.IntType) else "a number"
     return f"{name} {limits}".rstrip()
 

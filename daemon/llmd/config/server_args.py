@@ -7,7 +7,7 @@ writes `30s` and `8MiB` (`unit` in a field's metadata tells the loader). `auto` 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -24,8 +24,12 @@ def doc(text: str, *, reload: Reload = "restart", unit: str | None = None, path:
     return Meta(description=text, extra=extra, **limits)
 
 
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+#: Seconds that a wait which must be one has at least; less would only be a loop that turns.
+SHORTEST: Final = 0.01
+Tokens = Annotated[int, Meta(ge=1, le=2**40)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Wait = Annotated[float, Meta(ge=SHORTEST)]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,7 +63,7 @@ class ModelArgs(_Section, frozen=True):
         Literal["auto", "float32", "bfloat16", "int8"],
         doc("auto: float32 with `dtype: float32`, else bfloat16. int8, one scale a head and token: on a CPU with the native kernels.", reload="engine"),
     ] = "auto"
-    context_length: Annotated[Positive | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
+    context_length: Annotated[Tokens | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
     revision: Annotated[str | None, doc("Revision of a hub repository to pull.", reload="restart")] = None
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="live", path=True)] = None
     verify_weights: Annotated[bool, doc("Read every tensor at start and refuse NaN and Inf.", reload="engine")] = False
@@ -75,13 +79,13 @@ class ModelArgs(_Section, frozen=True):
 class ParallelArgs(_Section, frozen=True):
     """How the model is spread."""
 
-    tp: Annotated[int, doc("Tensor parallel ranks.", ge=1)] = 1
-    pp: Annotated[int, doc("Pipeline parallel ranks.", ge=1)] = 1
-    dp: Annotated[int, doc("Data parallel replicas.", ge=1)] = 1
-    ep: Annotated[int, doc("Expert parallel ranks.", ge=1)] = 1
+    tp: Annotated[int, doc("Tensor parallel ranks.", ge=1, le=4096)] = 1
+    pp: Annotated[int, doc("Pipeline parallel ranks.", ge=1, le=4096)] = 1
+    dp: Annotated[int, doc("Data parallel replicas.", ge=1, le=4096)] = 1
+    ep: Annotated[int, doc("Expert parallel ranks.", ge=1, le=4096)] = 1
     dp_attention: Annotated[bool, doc("Data parallel attention inside the tensor parallel group.")] = False
-    nnodes: Annotated[int, doc("Number of machines.", ge=1)] = 1
-    node_rank: Annotated[int, doc("This machine's number, from 0.", ge=0)] = 0
+    nnodes: Annotated[int, doc("Number of machines.", ge=1, le=4096)] = 1
+    node_rank: Annotated[int, doc("This machine's number, from 0.", ge=0, le=4095)] = 0
     dist_init_addr: Annotated[str | None, doc("host:port of machine 0 for several machines.")] = None
     backend: Annotated[Literal["local", "ray"], doc("Who starts the ranks.")] = "local"
 
@@ -90,7 +94,7 @@ class MemoryArgs(_Section, frozen=True):
     """How much memory the KV cache takes."""
 
     mem_fraction_static: Annotated[
-        float | Literal["auto"],
+        Annotated[float, Meta(gt=0, lt=1)] | Literal["auto"],
         doc(
             "Share of the free memory, of the GPU or of the host, that weights and KV cache may take together. auto: 0.88 on a GPU; on a CPU the KV cache "
             "follows max_running_requests.",
@@ -101,7 +105,7 @@ class MemoryArgs(_Section, frozen=True):
     max_running_requests: Annotated[Annotated[int, Meta(ge=1, le=4096)] | Literal["auto"], doc("Requests in one batch at most; auto: 64.", reload="engine")] = (
         "auto"
     )
-    max_total_tokens: Annotated[Positive | None, doc("Size of the KV pool in tokens; null: computed from free memory.", reload="engine")] = None
+    max_total_tokens: Annotated[Tokens | None, doc("Size of the KV pool in tokens; null: computed from free memory.", reload="engine")] = None
     clamp_context: Annotated[bool, doc("Shorten the context to what the KV pool holds instead of refusing to start.", reload="engine")] = False
 
 
@@ -117,7 +121,7 @@ class SchedulerArgs(_Section, frozen=True):
         ),
     ] = "fcfs"
     chunked_prefill_size: Annotated[
-        Positive | Literal["auto"],
+        Tokens | Literal["auto"],
         doc(
             "Prompt tokens computed in one step at most; auto: as many as let a step take twice as long as without them, measured while running, "
             "and up to 2,048 when nothing else runs.",
@@ -132,11 +136,11 @@ class SchedulerArgs(_Section, frozen=True):
     eviction: Annotated[
         Literal["lru", "lfu", "fifo"], doc("Which cached prefix goes first: least recently used, least frequently used, or first in.", reload="engine")
     ] = "lru"
-    max_queued_requests: Annotated[int, doc("Waiting requests at most; more get 429 queue_full.", reload="live", ge=0)] = 512
-    queue_timeout: Annotated[float | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
-    request_timeout: Annotated[float | None, doc("Longest run of one request; null: no limit.", reload="live", unit="s")] = None
+    max_queued_requests: Annotated[int, doc("Waiting requests at most; more get 429 queue_full.", reload="live", ge=0, le=2**31 - 1)] = 512
+    queue_timeout: Annotated[Seconds | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
+    request_timeout: Annotated[Wait | None, doc("Longest run of one request; null: no limit.", reload="live", unit="s")] = None
     random_seed: Annotated[
-        Natural | None, doc("Requests that give no seed get one from a sequence that starts here, one sequence a frontend; null: at random.")
+        Seed | None, doc("Requests that give no seed get one from a sequence that starts here, one sequence a frontend; null: at random.")
     ] = None
     priority_max_wait: Annotated[
         float,
@@ -157,12 +161,12 @@ class HttpArgs(_Section, frozen=True):
     )
     port: Annotated[int, doc("TCP port; 0 takes a free one.", ge=0, le=65535)] = 8000
     workers: Annotated[int, doc("Frontend processes on the one socket.", ge=1, le=64)] = 1
-    backlog: Annotated[int, doc("Connections that may wait to be accepted.", ge=1)] = 2048
+    backlog: Annotated[int, doc("Connections that may wait to be accepted.", ge=1, le=65535)] = 2048
     keep_alive: Annotated[float, doc("Idle time after which a connection is closed.", reload="live", unit="s", ge=0)] = 75.0
-    sse_ping: Annotated[float, doc("A stream silent for this long gets a comment.", reload="live", unit="s", gt=0)] = 15.0
-    max_body: Annotated[int, doc("Largest request body.", reload="live", unit="B", ge=1024)] = 8 * 2**20
+    sse_ping: Annotated[float, doc("A stream silent for this long gets a comment.", reload="live", unit="s", ge=SHORTEST)] = 15.0
+    max_body: Annotated[int, doc("Largest request body.", reload="live", unit="B", ge=1024, le=2**40)] = 8 * 2**20
     drain_timeout: Annotated[float, doc("How long running requests may finish when llmd stops.", reload="live", unit="s", ge=0)] = 30.0
-    stream_write_timeout: Annotated[float, doc("A client that reads nothing for this long is cut off.", reload="live", unit="s", gt=0)] = 60.0
+    stream_write_timeout: Annotated[float, doc("A client that reads nothing for this long is cut off.", reload="live", unit="s", ge=SHORTEST)] = 60.0
     api_keys_file: Annotated[
         str | None,
         doc(
@@ -199,9 +203,9 @@ class AdminArgs(_Section, frozen=True):
 class RestartArgs(_Section, frozen=True):
     """Restart budget of each role group."""
 
-    max: Annotated[int, doc("Restarts within `window` before llmd gives up (exit 70).", reload="live", ge=0)] = 5
-    window: Annotated[float, doc("A group healthy for this long starts anew.", reload="live", unit="s", gt=0)] = 600.0
-    backoff: Annotated[tuple[float, float, float], doc("Waits: first restart, second, and the most that doubling reaches.", reload="live", unit="s")] = (
+    max: Annotated[int, doc("Restarts within `window` before llmd gives up (exit 70).", reload="live", ge=0, le=10**6)] = 5
+    window: Annotated[float, doc("A group healthy for this long starts anew.", reload="live", unit="s", ge=SHORTEST)] = 600.0
+    backoff: Annotated[tuple[Seconds, Seconds, Seconds], doc("Waits: first restart, second, and the most that doubling reaches.", reload="live", unit="s")] = (
         0.0,
         1.0,
         30.0,
@@ -211,15 +215,17 @@ class RestartArgs(_Section, frozen=True):
 class SupervisionArgs(_Section, frozen=True):
     """How processes are watched and healed."""
 
-    startup_timeout: Annotated[float, doc("A worker without progress for this long ends the start.", unit="s", gt=0)] = 600.0
-    heartbeat: Annotated[float, doc("Period of heartbeats.", unit="s", gt=0)] = 0.5
-    hang_timeout: Annotated[float, doc("A scheduler silent, or in one step, for this long is killed.", reload="live", unit="s", gt=0)] = 30.0
-    helper_timeout: Annotated[float, doc("The same for the detokenizer and the frontends.", reload="live", unit="s", gt=0)] = 5.0
-    control_timeout: Annotated[float, doc("The same for control.", reload="live", unit="s", gt=0)] = 5.0
-    stall_alarm: Annotated[float, doc("Requests wait, none runs, memory is free: after this long readiness fails.", reload="live", unit="s", gt=0)] = 30.0
+    startup_timeout: Annotated[float, doc("A worker without progress for this long ends the start.", unit="s", ge=SHORTEST)] = 600.0
+    heartbeat: Annotated[float, doc("Period of heartbeats.", unit="s", ge=SHORTEST)] = 0.5
+    hang_timeout: Annotated[float, doc("A scheduler silent, or in one step, for this long is killed.", reload="live", unit="s", ge=SHORTEST)] = 30.0
+    helper_timeout: Annotated[float, doc("The same for the detokenizer and the frontends.", reload="live", unit="s", ge=SHORTEST)] = 5.0
+    control_timeout: Annotated[float, doc("The same for control.", reload="live", unit="s", ge=SHORTEST)] = 5.0
+    stall_alarm: Annotated[float, doc("Requests wait, none runs, memory is free: after this long readiness fails.", reload="live", unit="s", ge=SHORTEST)] = (
+        30.0
+    )
     hold_timeout: Annotated[float, doc("How long requests that arrive during recovery are held.", reload="live", unit="s", ge=0)] = 60.0
     recover_timeout: Annotated[float, doc("How long running requests wait for a recovering engine.", reload="live", unit="s", ge=0)] = 600.0
-    stop_timeout: Annotated[float, doc("How long a process may take to stop before it is killed.", unit="s", gt=0)] = 10.0
+    stop_timeout: Annotated[float, doc("How long a process may take to stop before it is killed.", unit="s", ge=SHORTEST)] = 10.0
     restart: Annotated[RestartArgs, doc("Restart budget.", reload="live")] = RestartArgs()
     spare_worker: Annotated[bool | Literal["auto"], doc("Keep a pre-imported worker for faster recovery.", reload="live")] = "auto"
 
@@ -231,22 +237,22 @@ class ReloadArgs(_Section, frozen=True):
         tuple[str, ...] | None, doc("Directories weights may come from; null: the model's own and cache_dir.", reload="live", path=True)
     ] = None
     mode: Annotated[Literal["drain", "abort", "now"], doc("What happens to running requests.", reload="live")] = "drain"
-    timeout: Annotated[float, doc("Longest wait of a reload.", reload="live", unit="s", gt=0)] = 60.0
+    timeout: Annotated[float, doc("Longest wait of a reload.", reload="live", unit="s", ge=SHORTEST)] = 60.0
 
 
 class LoraArgs(_Section, frozen=True):
     """Adapters."""
 
-    max_adapters: Annotated[int, doc("Adapters loaded at once.", reload="engine", ge=1)] = 8
-    max_rank: Annotated[int, doc("Largest rank of an adapter.", reload="engine", ge=1)] = 64
+    max_adapters: Annotated[int, doc("Adapters loaded at once.", reload="engine", ge=1, le=4096)] = 8
+    max_rank: Annotated[int, doc("Largest rank of an adapter.", reload="engine", ge=1, le=4096)] = 64
     adapters: Annotated[dict[str, str], doc("Adapters loaded at start: name -> path.", reload="engine", path=True)] = {}
 
 
 class RequestLogArgs(_Section, frozen=True):
     """Opt-in log of prompts and outputs."""
 
-    enabled: Annotated[bool, doc("Write prompts and outputs to requests.jsonl, mode 0600, 64 MiB and four older ones.", reload="live")] = False
-    dir: Annotated[str | None, doc("Directory of requests.jsonl; null: log_dir.", reload="live", path=True)] = None
+    enabled: Annotated[bool, doc("Write prompts and outputs to a file.", reload="live")] = False
+    dir: Annotated[str | None, doc("Where; null: LOG.", reload="live", path=True)] = None
 
 
 class MetricsArgs(_Section, frozen=True):

@@ -162,4 +162,4 @@ def _switched(spelling: str, on: str, off: str | None, value: Any) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdecimal()
+    return text.isascii() and text.replace(".", "", 1).isdecimal()

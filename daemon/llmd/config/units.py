@@ -28,10 +28,11 @@ SIZES: Final = {
 LONGEST: Final = 24 * 86400
 
 #: The two in a JSON schema.
-DURATION_PATTERN: Final = rf"^\d+(\.\d+)? ?({'|'.join(DURATIONS)})$"
-SIZE_PATTERN: Final = rf"^\d+(\.\d+)? ?({'|'.join(SIZES)})?$"
+DURATION_PATTERN: Final = rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(DURATIONS)})$"
+SIZE_PATTERN: Final = rf"^[0-9]+(\.[0-9]+)? ?({'|'.join(SIZES)})?$"
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
+#: ASCII digits alone: \d would take any script's.
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 
 
 def parse_duration(text: str) -> float:

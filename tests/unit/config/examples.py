@@ -33,6 +33,8 @@ def _other(kind: inspect.Type, field: Field) -> Any:
         case inspect.StrType():
             return "/other" if field.path else "other"
         case inspect.IntType() | inspect.FloatType() as number:
+            if number.lt is not None:
+                return number.lt / 2
             base = field.default if isinstance(field.default, int | float) else 2
             value = base + 1 if number.le is None or base + 1 <= number.le else base - 1
             return value if isinstance(number, inspect.IntType) else float(value)

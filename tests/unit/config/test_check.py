@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import inspect
 
 from llmd.config.check import NOT_YET, check_args, is_loopback, load_checked
-from llmd.config.fields import FIELDS, Field, value_of
+from llmd.config.fields import FIELDS, Field, bare, value_of
 from llmd.config.load import load_config
+from llmd.config.server_args import HttpArgs, ServerArgs
 from llmd.errors import ConfigError
 from tests.unit.config.examples import other_text, other_value
 
@@ -156,3 +158,62 @@ def test_the_admin_plane_over_tcp_is_never_open(tmp_path: Path) -> None:
     assert "belong together" in refusals("admin.listen=127.0.0.1:8001", with_key, f"admin.tls_cert={key}")[0]
     assert "cannot be used" in refusals("admin.listen=0.0.0.0:8001", with_key, f"admin.tls_cert={key}", f"admin.tls_key={key}")[0]
     assert "HOST:PORT" in refusals("admin.listen=8001", with_key)[0]
+
+
+def numbers(kind: inspect.Type) -> list[inspect.IntType | inspect.FloatType]:
+    """The numbers that a value may be or hold."""
+    kind = bare(kind)
+    inner = {inspect.UnionType: "types", inspect.TupleType: "item_types"}.get(type(kind))
+    return (
+        [number for each in getattr(kind, inner) for number in numbers(each)]
+        if inner
+        else [kind]
+        if isinstance(kind, inspect.IntType | inspect.FloatType)
+        else []
+    )
+
+
+@pytest.mark.parametrize("field", [field for field in FIELDS.values() if numbers(field.type)], ids=lambda field: field.key)
+def test_every_number_has_limits(field: Field) -> None:
+    for number in numbers(field.type):
+        assert number.ge is not None or number.gt is not None
+        if field.unit != "s":  # no duration is longer than 24 days
+            assert number.le is not None or number.lt is not None
+        if field.unit is None and isinstance(number, inspect.IntType):
+            with pytest.raises(ConfigError, match=rf"--set {field.key}: expected .* <= {number.le}"):
+                load_config(None, [f"{field.key}={number.le + 1}"], {})  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "override", ["memory.mem_fraction_static=0", "memory.mem_fraction_static=1", "memory.mem_fraction_static=1.5", "supervision.heartbeat=0.0001ms"]
+)
+def test_numbers_outside_of_their_limits_are_refused_by_type(override: str) -> None:
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        load_config(None, [override], {})
+
+
+@pytest.mark.parametrize("text", ["1_", "8_0_", "1__0", "_1", "٣"])
+def test_odd_digits_are_refused_in_our_own_words(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [f"http.port={text}", f"memory.mem_fraction_static=0.{text}"], {})
+    assert [fault.partition(", got")[0] for fault in caught.value.faults] == [
+        "--set http.port: expected a whole number >= 0 and <= 65535",
+        "--set memory.mem_fraction_static: expected a number > 0 and < 1, or auto",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "fault"),
+    [
+        (ServerArgs(http=HttpArgs(port=99999)), "http.port: expected a whole number >= 0 and <= 65535, got 99999"),
+        (ServerArgs(http=HttpArgs(port="x")), "http.port: expected a whole number >= 0 and <= 65535, got 'x'"),  # type: ignore[arg-type]
+        (ServerArgs(http=HttpArgs(backlog=2**70)), "http.backlog: expected"),
+        (ServerArgs(run_dir=Path("/x")), "run_dir: expected a path, or null, got PosixPath"),  # type: ignore[arg-type]
+        (ServerArgs(http=None), "http: expected HttpArgs, got NoneType"),  # type: ignore[arg-type]
+        (ServerArgs(run_dir=""), "run_dir: empty"),
+    ],
+)
+def test_what_python_makes_is_held_to_the_same_types(args: ServerArgs, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_args(args, allow_failpoints=True)
+    assert [found.startswith(fault) for found in caught.value.faults] == [True]

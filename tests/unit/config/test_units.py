@@ -17,7 +17,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["30", "5m", "-5s", "", "s", "1h30min", "1e3s", "25d", "inf", "9" * 40 + "s"])
+@pytest.mark.parametrize("text", ["30", "5m", "-5s", "", "s", "1h30min", "1e3s", "25d", "inf", "٣s", "３s", "1_0s", "9" * 40 + "s"])
 def test_ambiguous_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|unit|at most"):
         parse_duration(text)
@@ -28,7 +28,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["8M", "8mb", "1.5B", "-1", "", "99999999TiB"])
+@pytest.mark.parametrize("text", ["8M", "8mb", "1.5B", "-1", "", "８MiB", "99999999TiB"])
 def test_ambiguous_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|unit|whole"):
         parse_size(text)
