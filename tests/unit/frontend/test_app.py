@@ -23,7 +23,7 @@ from llmd.frontend.exchange import TRANSPORT
 from llmd.frontend.gate import Gate
 from llmd.frontend.rates import RateLimits
 from llmd.frontend.runtime import Runtime
-from llmd.frontend.server import FrontendServer, uvicorn_config
+from llmd.frontend.server import FrontendServer, HeadHolder, uvicorn_config
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.totals import Meter
 
@@ -223,6 +223,48 @@ async def test_an_http_1_0_client_gets_no_chunks(tmp_path: Path) -> None:
     async with served(create_app(runtime, nothing())) as url:
         head, _, body = (await spoken(url, b"GET /v1/models HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
         assert b"content-length: %d\r\n" % len(body) in head
+    runtime.manager.executor.shutdown()
+
+
+class Sink:
+    """A transport that keeps what is written, write by write."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_head_goes_out_with_the_first_bytes_of_its_body_and_is_never_lost() -> None:
+    sink = Sink()
+    holder = HeadHolder(sink)  # type: ignore[arg-type]
+    for data in (b"100 ", b"a"):
+        holder.write(data)
+    holder.hold()
+    for data in (b"head ", b"body ", b"more"):
+        holder.write(data)
+    assert sink.written == [b"100 ", b"a", b"head body ", b"more"]
+    holder.hold()
+    holder.write(b"head")
+    holder.write(b"")
+    holder.hold()
+    holder.write(b"head of a body that fails")
+    holder.close()
+    assert sink.written[4:] == [b"head", b"head of a body that fails"]
+    assert sink.closed
+
+
+async def test_a_head_request_is_answered(tmp_path: Path) -> None:
+    runtime = make_runtime(tmp_path)
+    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=5) as client:
+        for _ in range(2):
+            answer = await client.head(url + "/livez")
+            assert (answer.status_code, answer.content) == (200, b"")
     runtime.manager.executor.shutdown()
 
 
