@@ -71,6 +71,7 @@ class Scheduler:
         self._meter = meter
         self._pulse = pulse
         self._busy = False
+        self._resuming = False
         self.launched: Step | None = None
         """The step on its way; without overlap none is, between two turns of the loop."""
         self._audit_at: float | None = None
@@ -123,8 +124,15 @@ class Scheduler:
             self._prefill.make_way()
             self.decode.schedule(batch, self._limits.context_length)
             batch.streams = len(batch.reqs)
-            self._prefill.schedule(batch, self._chunk.size(batch.streams), self._admit)
+            batch.hurried = self._resuming and self._still_resuming()
+            self._prefill.schedule(batch, self._chunk.size(0 if batch.hurried else batch.streams), self._admit)
         return batch
+
+    def _still_resuming(self) -> bool:
+        """Whether requests of an engine that is gone have not all caught up: clients wait for them in mid-sentence, so nobody's pace is spared meanwhile."""
+        behind = (req for req in (*self.waiting, *self.decode.running.values()) if req.source.resumed)
+        self._resuming = any(req.pending > 1 for req in behind)
+        return self._resuming
 
     def _schedule_alone(self, batch: ScheduleBatch, suspect: Req) -> None:
         """Only `suspect` computes, once the step on its way is over."""
@@ -183,7 +191,8 @@ class Scheduler:
                 self._embed(batch)
             taken = [self._accept(batch, request.row, result) for request, result in zip(step.wanted, results, strict=True)]
             self._output.chunks([chunk for chunk in taken if chunk is not None])
-            self._chunk.observe(batch.streams, batch.prefill_tokens, step.seconds)
+            if not batch.hurried:
+                self._chunk.observe(batch.streams, batch.prefill_tokens, step.seconds)
         except Exception:
             log.exception("the results of a step of %d requests could not be taken in", len(batch.reqs))
             self._fail_batch(batch)
@@ -291,6 +300,7 @@ class Scheduler:
             self._kept.sent(req, chunk)
             self._output.chunks([chunk])
         elif source.resumed:
+            self._resuming = True
             self.waiting.push_back(req)
         else:
             self.waiting.push(req)

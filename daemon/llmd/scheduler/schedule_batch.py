@@ -20,6 +20,8 @@ class ScheduleBatch:
     prefill_tokens: int = 0
     streams: int = 0
     """Requests that are past their prompt."""
+    hurried: bool = False
+    """Its prompt tokens are more than suit the streams beside them."""
     stays: list[int] = field(default_factory=list)
     """Each request's `stay` at the launch."""
     embeds: list[EmbedRequest] = field(default_factory=list)

@@ -171,7 +171,7 @@ class Bench:
         pages: int = 64,
         max_running: int = 8,
         context: int = 128,
-        chunk: int = 16,
+        chunk: int | None = 16,
         max_queued: int = 1000,
         radix: bool = True,
         page_size: int = PAGE,

@@ -112,3 +112,21 @@ def test_a_resubmission_that_was_complete_ends_at_once_with_all_its_text() -> No
     bench.source.queue.append(request)
     bench.run()
     assert (bench.out.tokens["a"], bench.out.last["a"].finish) == (oracle(PROMPT, 4), Finish("length"))
+
+
+def test_resumed_requests_catch_up_in_few_steps_whoever_streams_beside_them() -> None:
+    bench = Bench(max_running=16, pages=1024, context=512, chunk=None, policy="lpm")
+    bench.send("stream", [1, 2], 400)
+    for _ in range(5):
+        bench.turn()
+    prompts = {f"r{number}": [number] * 100 for number in range(8)}
+    for rid, prompt in prompts.items():
+        bench.send(rid, prompt, 150, output_ids=oracle(prompt, 100), resumed=True)
+    for _ in range(6):
+        bench.turn()
+    assert all(len(bench.out.tokens[rid]) > 100 for rid in prompts), "1600 tokens, beside a stream, in chunks of 512"
+    bench.send("new", [7] * 400, 3)
+    bench.turn()
+    assert bench.runner.step_sizes[-1] < 100, "a new one does not hurry"
+    bench.run()
+    assert all(bench.out.tokens[rid] == oracle(prompt, 150) for rid, prompt in prompts.items())
