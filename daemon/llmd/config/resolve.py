@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmd.config.server_args import ServerArgs
+from llmd.config.server_args import LEAST_CONTEXT, ServerArgs
 from llmd.errors import ConfigError
 
 #: Longest run directory, in bytes, whose private sockets still fit into a sockaddr_un (llmd.plan.ports checks the real paths).
@@ -74,6 +74,8 @@ def resolve_args(args: ServerArgs, files: ModelFacts, *, threads: int) -> Server
             f"model.context_length: {context} is more than the {files.context_length} that {files.name} was made for",
             hint=f"leave it null or set at most {files.context_length}",
         )
+    if context < LEAST_CONTEXT:
+        raise ConfigError(f"model.path: {files.name} was made for a context of {context} tokens; llmd serves {LEAST_CONTEXT} and more")
     float32 = model.dtype == "float32"
     return replace(
         args,

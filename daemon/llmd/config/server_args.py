@@ -26,6 +26,9 @@ def doc(text: str, *, reload: Reload = "restart", unit: str | None = None, path:
 
 #: Seconds that a wait which must be one has at least; less would only be a loop that turns.
 SHORTEST: Final = 0.01
+#: The warm-up's prompt, of a byte a token at worst, and what it generates; nobody serves less.
+LEAST_CONTEXT: Final = 8
+Context = Annotated[int, Meta(ge=LEAST_CONTEXT, le=2**24)]
 Tokens = Annotated[int, Meta(ge=1, le=2**40)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -63,7 +66,7 @@ class ModelArgs(_Section, frozen=True):
         Literal["auto", "float32", "bfloat16", "int8"],
         doc("auto: float32 with `dtype: float32`, else bfloat16. int8, one scale a head and token: on a CPU with the native kernels.", reload="engine"),
     ] = "auto"
-    context_length: Annotated[Tokens | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
+    context_length: Annotated[Context | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
     revision: Annotated[str | None, doc("Revision of a hub repository to pull.", reload="restart")] = None
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="live", path=True)] = None
     verify_weights: Annotated[bool, doc("Read every tensor at start and refuse NaN and Inf.", reload="engine")] = False

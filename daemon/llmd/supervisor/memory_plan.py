@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from llmd.config import ServerArgs
+from llmd.config.server_args import LEAST_CONTEXT
 from llmd.errors import ConfigError
 from llmd.memory.budget import AUTO_RUNNING_REQUESTS, KvBudget, KvRequest, native_kv_bytes, plan_kv
 from llmd.memory.host import may_have_gpu, read_host_memory
@@ -44,14 +45,24 @@ def plan_memory(args: ServerArgs, files: ModelFiles) -> MemoryPlan | None:
     each = _kv_bytes(args, files, native=native)
     if on_gpu:
         limited = args.memory.max_total_tokens is not None
-        return MemoryPlan(None, weights, each, plan_kv(_request(args, each, _UNLIMITED, _UNLIMITED)) if limited else None)
+        return MemoryPlan(None, weights, each, _plan_kv(_request(args, each, _UNLIMITED, _UNLIMITED)) if limited else None)
     free = read_host_memory().free
     if weights >= free:
         raise ConfigError(
             f"the weights of {files.name} take {weights / 2**20:.0f} MiB in memory, {free / 2**20:.0f} MiB are free and nothing is left for the KV cache: "
             "take a smaller model, set model.dtype: bfloat16, or free memory"
         )
-    return MemoryPlan(free, weights, each, plan_kv(_request(args, each, free, free - weights)))
+    return MemoryPlan(free, weights, each, _plan_kv(_request(args, each, free, free - weights)))
+
+
+def _plan_kv(request: KvRequest) -> KvBudget:
+    """`plan_kv`; refuses a context that was clamped to nothing."""
+    budget = plan_kv(request)
+    if budget.context_length < LEAST_CONTEXT:
+        raise ConfigError(
+            f"memory.max_total_tokens: a KV pool of {budget.tokens} tokens leaves a context of {budget.context_length}; llmd serves {LEAST_CONTEXT} and more"
+        )
+    return budget
 
 
 def _kv_bytes(args: ServerArgs, files: ModelFiles, *, native: bool) -> int:

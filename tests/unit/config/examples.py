@@ -35,7 +35,7 @@ def _other(kind: inspect.Type, field: Field) -> Any:
         case inspect.IntType() | inspect.FloatType() as number:
             if number.lt is not None:
                 return number.lt / 2
-            base = field.default if isinstance(field.default, int | float) else 2
+            base = field.default if isinstance(field.default, int | float) else max(2, int(number.ge or 0))
             value = base + 1 if number.le is None or base + 1 <= number.le else base - 1
             return value if isinstance(number, inspect.IntType) else float(value)
         case inspect.TupleType(item_types=items):

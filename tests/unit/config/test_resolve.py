@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmd.config.load import load_config
 from llmd.config.resolve import LONGEST_RUN_DIR, Dirs, default_run_dir, resolve_args, resolve_dirs
@@ -105,6 +106,11 @@ def test_a_context_longer_than_the_models_is_refused() -> None:
     args = load_config(None, ["model.context_length=8193"], {}).args
     with pytest.raises(ConfigError, match=r"model\.context_length: 8193 is more than the 8192"):
         resolve_args(args, FILES, threads=1)
+
+
+def test_a_model_whose_context_has_no_room_for_the_warm_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"context of 7 tokens"):
+        resolve_args(load_config(None, [], {}).args, replace(FILES, context_length=7), threads=1)
 
 
 def test_nothing_is_created(tmp_path: Path) -> None:
