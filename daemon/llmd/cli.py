@@ -176,7 +176,8 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 def _show(error: LlmdError) -> None:
-    for line in getattr(error, "faults", None) or error.message.splitlines():
-        click.echo(f"llmd: {line}", err=True)
+    """The hint before the fault: the last line is the reason, wherever it is looked for."""
     if error.hint:
         click.echo(f"llmd: hint: {error.hint}", err=True)
+    for line in getattr(error, "faults", None) or error.message.splitlines():
+        click.echo(f"llmd: {line}", err=True)

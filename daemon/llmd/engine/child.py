@@ -63,10 +63,10 @@ def _run(order: Order, stages: int) -> int:
         arm(os.environ, allow_failpoints=order.allow_failpoints)
         return serve(order.args, os.environ, allow_failpoints=order.allow_failpoints, on_stage=tell)
     except LlmdError as error:
-        for line in error.message.splitlines():
-            sys.stderr.write(f"llmd: {line}\n")
         if error.hint:
             sys.stderr.write(f"llmd: hint: {error.hint}\n")
+        for line in error.message.splitlines():
+            sys.stderr.write(f"llmd: {line}\n")
         return error.exit_status
     except Exception:
         import traceback

@@ -206,6 +206,17 @@ def test_check_finds_a_pool_that_is_too_small(tmp_path: Path) -> None:
     assert "memory.max_total_tokens is 64" in done.stderr and "memory.clamp_context: true" in done.stderr
 
 
+def test_a_context_without_room_for_the_warm_up_is_78(tmp_path: Path) -> None:
+    check = ("check", "--allow-failpoints", "--set", "model.path=dummy")
+    for faulty, key in (
+        (("--set", "model.context_length=7"), "model.context_length"),
+        (("--set", "memory.max_total_tokens=4", "--set", "memory.page_size=1", "--set", "memory.clamp_context=true"), "memory.max_total_tokens"),
+    ):
+        done = llmd(tmp_path, *check, *faulty)
+        assert done.returncode == 78 and key in done.stderr.splitlines()[-1]
+    assert llmd(tmp_path, *check, "--set", "model.context_length=8").returncode == 0
+
+
 @pytest.mark.skipif(may_have_gpu(), reason="there is a GPU")
 @pytest.mark.parametrize("verb", ["run", "check"])
 def test_a_gpu_that_is_not_there_is_78_before_anything_is_loaded(tmp_path: Path, verb: str) -> None:
@@ -224,3 +235,12 @@ def test_a_name_of_no_model_says_what_is_taken(tmp_path: Path) -> None:
 def test_the_version_is_a_flag_too() -> None:
     done = subprocess.run([sys.executable, "-m", "llmd.cli", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("llmd 0.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("run", "--set", "http.prot=1"), ("check", "--set", "run_dir=/dev/null/x", "--set", "model.path=dummy", "--allow-failpoints"), ("pull", "nothing")],
+)
+def test_the_last_line_is_the_fault_and_not_a_hint(tmp_path: Path, words: tuple[str, ...]) -> None:
+    lines = llmd(tmp_path, *words).stderr.splitlines()
+    assert not lines[-1].startswith("llmd: hint:") and any(word in lines[-1] for word in ("http.prot", "/dev/null/x", "nothing"))
