@@ -114,7 +114,9 @@ AMX void tile(const Linear& op, const QuantPanel& weights, Scratch& scratch, int
 
 template <int FORMAT>
 AMX void quant_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
-    Scratch& scratch = thread_scratch;
+    Scratch* mine = &thread_scratch;
+    __asm__("" : "+r"(mine));  // else its address, a call in a shared library, is looked up at each use
+    Scratch& scratch = *mine;
     configure();
     written(op.xq.q);
     for (int panel = panel0; panel < panel1; ++panel) {
