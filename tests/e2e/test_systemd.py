@@ -89,8 +89,29 @@ def test_it_is_active_when_it_answers_and_stops_cleanly(box: Box) -> None:
     assert "scheduler-0" in box.run("/opt/llmd/bin/llmctl", "logs", "scheduler-0", "-n", "3")
     box.run("systemctl", "stop", "llmd")
     assert (show(box, "Result"), show(box, "ExecMainStatus")) == ("success", "0")
-    for line in box.run("journalctl", "-u", "llmd", "_COMM=llmd", "-o", "cat").splitlines():
-        assert {"ts", "level", "role", "pid", "msg"} <= json.loads(line).keys()
+    lines = [json.loads(line) for line in box.run("journalctl", "-u", "llmd", "LLMD_PROCESS=control-0", "-o", "json").splitlines()]
+    assert lines and all({"MESSAGE", "PRIORITY", "LLMD_PID", "SYSLOG_IDENTIFIER"} <= line.keys() for line in lines)
+    assert any("-> ready" in line["MESSAGE"] and line["LLMD_EPOCH"] == "1" and line["PRIORITY"] == "6" for line in lines)
+
+
+def test_reload_takes_a_changed_configuration(box: Box) -> None:
+    box.write(DROP_IN, RUN)
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "start", "llmd")
+    before = show(box, "MainPID")
+    box.write("/etc/llmd/llmd.yaml", '{"model": {"path": "dummy"}, "http": {"port": 8000, "keep_alive": "9s"}}')
+    try:
+        box.run("systemctl", "reload", "llmd")
+        shown = json.loads(box.run("/opt/llmd/bin/llmctl", "config", "show", "http.keep_alive", "-o", "json"))
+        assert shown["values"][0]["text"] == "9s"
+        box.write("/etc/llmd/llmd.yaml", '{"model": {"path": "dummy"}, "http": {"prot": 8000}}')
+        box.run("systemctl", "reload", "llmd", check=False)
+        assert (show(box, "ActiveState"), show(box, "MainPID")) == ("active", before)
+        assert box.run("/usr/bin/python3", "/opt/client.py", "3").strip() == "200"
+        assert json.loads(box.run("/opt/llmd/bin/llmctl", "audit", "-o", "json"))[0]["result"] == "failed"
+    finally:
+        box.write("/etc/llmd/llmd.yaml", CONFIG)
+        box.run("systemctl", "stop", "llmd")
 
 
 def test_a_llmd_that_stands_still_is_replaced(box: Box) -> None:

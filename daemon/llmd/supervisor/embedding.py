@@ -18,6 +18,7 @@ from llmd.supervisor.core import Core, Crash, Report, Settings
 from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.environ import child_env
 from llmd.supervisor.interrupts import Interrupted
+from llmd.supervisor.journal import Journal, is_journal
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.loop import LlmdSupervisor, seconds_left_of
 from llmd.supervisor.notify import Notifier
@@ -140,9 +141,10 @@ class Embedding:
                     self._os.kill_group(pid, 9)
 
 
-def sink_for(log_dir: Path | None, os_: Os, fd: int = 2, *, wrapper: LineWrapper | None = None) -> LogSink:
-    """The sink, with files in `log_dir` if it is there or can be made."""
+def sink_for(log_dir: Path | None, os_: Os, fd: int = 2, *, wrapper: LineWrapper | None = None, fields: bool = False) -> LogSink:
+    """The sink, with files in `log_dir` if it is there or can be made. `fields`: where stderr is the journal, it gets each line's fields."""
     if log_dir is not None:
         with contextlib.suppress(OSError):
             log_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-    return LogSink(os_, log_dir if log_dir is not None and log_dir.is_dir() else None, fd, wrapper=wrapper, terminal=os.isatty(fd))
+    journal = Journal() if fields and is_journal(os.environ, fd) else None
+    return LogSink(os_, log_dir if log_dir is not None and log_dir.is_dir() else None, fd, wrapper=wrapper, terminal=os.isatty(fd), journal=journal)

@@ -14,6 +14,7 @@ from typing import IO
 
 from llmd.observability.files import open_append
 from llmd.observability.lines import LineWrapper, telling, words
+from llmd.supervisor.journal import Journal
 from llmd.supervisor.os_seam import Os
 
 TAIL_BYTES = 32 * 1024
@@ -71,10 +72,13 @@ class LogFile:
 class LogSink:
     """Takes bytes by process name. `wrapper` makes each line one of the log; None: lines pass as they are.
 
-    `terminal`: a status line (`show`) stays below what is written.
+    `terminal`: a status line (`show`) stays below what is written. `journal`: where lines go in place of stderr, which is the journal too.
     """
 
-    def __init__(self, os_: Os, directory: Path | None, fd: int = 2, *, wrapper: LineWrapper | None = None, terminal: bool = False) -> None:
+    def __init__(
+        self, os_: Os, directory: Path | None, fd: int = 2, *, wrapper: LineWrapper | None = None, terminal: bool = False, journal: Journal | None = None
+    ) -> None:
+        self._journal = journal
         self._os = os_
         self._fd = fd
         self._directory = directory
@@ -153,6 +157,10 @@ class LogSink:
         if self._wrapper is not None:
             lines = self._wrapper.wrap(name, self._pids.get(name, 0), lines)
         self._to_file(name, lines)
+        if self._journal is not None:
+            lines = self._to_journal(self._journal, name, lines)
+            if not lines:
+                return
         if self._unreported:
             note = self._note(f"{self._unreported} log lines were dropped: nobody read standard error")
             if not self._to_stderr(b"\n" + note if self._torn else note):
@@ -161,6 +169,11 @@ class LogSink:
             self._unreported, self._torn = 0, False
         if not self._to_stderr(b"\r\x1b[K" + lines + self._status if self._status else lines):
             self._drop(lines)
+
+    @staticmethod
+    def _to_journal(journal: Journal, name: str, lines: bytes) -> bytes:
+        """Returns the lines that it has not taken."""
+        return b"".join(line + b"\n" for line in lines.split(b"\n") if line and not journal.send(name, line))
 
     def _note(self, text: str) -> bytes:
         return self._wrapper.note(text, pid=self._os.pid()) if self._wrapper is not None else f"llmd: {text}\n".encode()

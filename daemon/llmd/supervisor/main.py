@@ -97,12 +97,13 @@ def serve(
     """
     os_ = Os()
     check_args(args, allow_failpoints=allow_failpoints)
-    if args.observability.log_format == "auto":
+    fields = args.observability.log_format == "auto"
+    if fields:
         args = replace(args, observability=replace(args.observability, log_format="text" if sys.stderr.isatty() else "json"))
     dirs = resolve_dirs(args, env)
     os.umask(0o027)
     warnings = directories.prepare(args, dirs)
-    sink = sink_for(Path(dirs.log_dir), os_, wrapper=LineWrapper(as_json=args.observability.log_format == "json"))
+    sink = sink_for(Path(dirs.log_dir), os_, wrapper=LineWrapper(as_json=args.observability.log_format == "json"), fields=fields)
     _log_to(sink, args)
     for warning in warnings:
         log.warning("%s", warning)
