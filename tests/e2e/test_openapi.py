@@ -49,5 +49,5 @@ def test_no_request_that_can_be_made_up_gets_a_5xx(daemon: Daemon) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [2, 3])
 def test_nor_do_many_more(daemon: Daemon, seed: int) -> None:
-    run(daemon, examples=600, seed=seed)
+    run(daemon, examples=300, seed=seed)
     assert daemon.stop() == 0

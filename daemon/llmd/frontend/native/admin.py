@@ -41,9 +41,9 @@ def _flush(fields: Fields) -> dict[str, Any]:
 
 
 def _abort(fields: Fields) -> dict[str, Any]:
+    rid = fields.string("rid", longest=256)
     if fields.boolean("abort_all"):
         return {"all": True}
-    rid = fields.string("rid", longest=256)
     if not rid:
         raise fault("rid", "is required, unless abort_all is true")
     return {"rid": rid}

@@ -214,7 +214,7 @@ class FlushRequest(BaseModel):
 class AbortRequest(BaseModel):
     """POST /abort_request"""
 
-    rid: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    rid: Annotated[Annotated[str, Field(max_length=256)] | None, doc("Exactly one of the two: a request's own id, or the name that its client gave it.")] = None
     abort_all: bool | None = None
 
 
