@@ -81,3 +81,18 @@ def test_nothing_is_left_behind(daemon: Daemon) -> None:
     wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 20)
     assert daemon.admin("POST", "/v1/flush", {}).status_code == 200
     wait_for("no page is in use", lambda: daemon.status()["kv"]["pages_free"] == daemon.status()["kv"]["pages_total"], 20)
+
+
+def test_a_text_is_embedded_although_the_engine_dies_over_it(tmp_path: Path) -> None:
+    config = {"model": {"path": "dummy"}, "scheduler": {"chunked_prefill_size": 16}}
+    with Daemon(tmp_path, config=config, failpoints="scheduler.step=delay(200ms)").start() as daemon:
+        found: list[npt.NDArray[np.float64]] = []
+        asking = threading.Thread(target=lambda: found.append(vectors(daemon, "sixteen letters. " * 16)))
+        asking.start()
+        wait_for("it runs", lambda: daemon.requests()[0] == 1, 20)
+        scheduler = daemon.child("scheduler")
+        assert scheduler is not None
+        scheduler.kill()
+        asking.join(60)
+        assert [len(vector) for vector in found] == [1]
+        np.testing.assert_allclose(found[0], vectors(daemon, "sixteen letters. " * 16))
