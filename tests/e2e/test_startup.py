@@ -214,6 +214,15 @@ def test_long_temporary_directories_and_names_do_no_harm(tmp_path: Path) -> None
     assert "107" in ended.last_line and "r" * 150 in ended.last_line and "zmq" not in ended.log
 
 
+def test_a_cache_that_cannot_be_written_is_warned_of_and_a_local_model_served(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with Daemon(tmp_path, config={**model(random_llama(tmp_path / "m")), "cache_dir": str(tmp_path / "file" / "cache")}).start() as daemon:
+        assert daemon.complete().status_code == 200
+        assert any('"warning"' in line and "set cache_dir" in line for line in daemon.log_text().splitlines())
+        assert daemon.stop() == 0
+    assert not (tmp_path / "run" / "private" / "small").exists()
+
+
 # ------------------------------------------------------------ chat template
 
 

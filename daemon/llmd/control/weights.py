@@ -56,7 +56,7 @@ def _allowed_dirs(boot: Boot) -> list[Path]:
 
 async def check(boot: Boot) -> ModelFiles:
     """Have the files of `boot.args.model.path` checked as at start, by a child. Raises RequestError."""
-    request = msgspec.json.encode({"args": boot.args, "cache_dir": boot.cache_dir})
+    request = msgspec.json.encode({"args": boot.args, "cache_dir": boot.cache_dir, "places": [boot.cache_dir, str(boot.ports.private)]})
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "llmd.store.check", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -64,6 +64,11 @@ class PortArgs(Struct, frozen=True):
         return self.private / "boot.msgpack"
 
     @property
+    def small(self) -> Path:
+        """Directory of the model's small files where cache_dir cannot be written; gone with this life."""
+        return self.private / "small"
+
+    @property
     def control_state(self) -> Path:
         return self.private / "control.state"
 

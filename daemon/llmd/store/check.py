@@ -1,7 +1,8 @@
 """The short-lived checking child: `python -m llmd.store.check`.
 
-Reads {"args": ServerArgs, "cache_dir": str} as JSON on stdin and prints the `ModelFiles` as JSON on stdout. Every fault is a line on stderr,
-then the exit status is the error's (78 for files that can never work). A child, so that a hostile file cannot harm the supervisor.
+Reads {"args": ServerArgs, "cache_dir": str, "places": [str]} as JSON on stdin (`places` as of `model_files`) and prints the `ModelFiles` as JSON on
+stdout. Every fault is a line on stderr, then the exit status is the error's (78 for files that can never work). A child, so that a hostile file
+cannot harm the supervisor.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from llmd.store.model_files import model_files
 class _Request(msgspec.Struct):
     args: ServerArgs
     cache_dir: str
+    places: tuple[str, ...] = ()
 
 
 def main() -> int:
@@ -29,7 +31,7 @@ def main() -> int:
     failpoints.arm(os.environ.get(failpoints.ENV, ""))  # the supervisor takes it out of the environment unless it may be used
     try:
         failpoints.hit("store.check")
-        files = model_files(request.args.model, Path(request.cache_dir))
+        files = model_files(request.args.model, Path(request.cache_dir), [Path(place) for place in request.places])
     except LlmdError as error:
         lines = error.faults if isinstance(error, ConfigError) else [error.message]
         hint = f" ({error.hint})" if error.hint else ""

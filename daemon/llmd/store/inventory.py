@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from msgspec import Struct
@@ -66,7 +67,8 @@ def _found(path: Path, cache_dir: Path) -> ModelEntry:
 
 def _loads_as(path: str, cache_dir: Path) -> str:
     try:
-        files = model_files(ModelArgs(path=path), cache_dir)
+        with tempfile.TemporaryDirectory(prefix="llmd-models-") as place:  # a look at a model leaves nothing behind
+            files = model_files(ModelArgs(path=path), cache_dir, [Path(place)])
     except LlmdError as error:
         return f"cannot be loaded: {error.message.partition(chr(10))[0]}"
     return f"{files.architecture} {files.quantization}, {files.parameters / 1e6:.0f} M parameters, context {files.context_length}: {_types(files)}"

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,10 +54,14 @@ class _Found:
     make: Callable[[], small_files.Files]
 
 
-def model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
-    """Check the model that `args` names. Raises ConfigError with all faults, ResourceError where the cache cannot be written or the system fails."""
+def model_files(args: ModelArgs, cache_dir: Path, places: Sequence[Path] = ()) -> ModelFiles:
+    """Check the model that `args` names.
+
+    `places`: where its small files may be put, if they are not in the cache already: the first that can be written; none given: the cache.
+    Raises ConfigError with all faults, ResourceError where no place can be written or the system fails.
+    """
     try:
-        return _model_files(args, cache_dir)
+        return _model_files(args, cache_dir, places or [cache_dir])
     except OSError as error:
         raise _os_fault(args, error) from None
 
@@ -73,7 +77,7 @@ def _os_fault(args: ModelArgs, error: OSError) -> LlmdError:
     return ConfigError(message) if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EISDIR) else ResourceError(message)
 
 
-def _model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
+def _model_files(args: ModelArgs, cache_dir: Path, places: Sequence[Path]) -> ModelFiles:
     found = _find(args.path, cache_dir)
     kernels = _kernels(found, args)
     sources, make = found.sources, found.make
@@ -84,9 +88,9 @@ def _model_files(args: ModelArgs, cache_dir: Path) -> ModelFiles:
         def make() -> small_files.Files:
             return {**found.make(), **other}
 
-    small = small_files.small_dir(cache_dir, found.name, found.version, sources)
-    small_files.install(small, found.version, make)
-    origin = str(small) if found.kind != "safetensors" else found.path
+    candidates = [small_files.small_dir(place, found.name, found.version, sources) for place in (cache_dir, *places)]
+    small = small_files.install_first(candidates[0], candidates[1:], found.version, make)
+    origin = found.path or str(small)  # what a fault is told of; of a GGUF file, what was made from it
     failpoints.hit("store.tokenizer")
     try:
         tokenizer = load_tokenizer(small)

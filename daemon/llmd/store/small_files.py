@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +70,18 @@ def install(target: Path, weights_version: str, make: Callable[[], Files]) -> No
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise ResourceError(f"cannot write {target}: {error.strerror or error}", hint="set cache_dir to a directory that can be written") from None
+
+
+def install_first(cached: Path, targets: Sequence[Path], weights_version: str, make: Callable[[], Files]) -> Path:
+    """`cached` if it is whole, else the first of `targets` that can be written, whole. Raises ResourceError where none can."""
+    if is_whole(cached):
+        return cached
+    for target in targets[:-1]:
+        with contextlib.suppress(ResourceError):
+            install(target, weights_version, make)
+            return target
+    install(targets[-1], weights_version, make)
+    return targets[-1]
 
 
 def is_whole(target: Path) -> bool:

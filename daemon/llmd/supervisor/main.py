@@ -210,7 +210,9 @@ def _prepare_locked(
         preflight.pull(args.model.path, cache_dir, base, os_, start.output)
     start.at("model files")
     memory_plan.refuse_absent_gpu(args)
-    files = preflight.check(args, cache_dir, base, os_)
+    files = preflight.check(args, cache_dir, base, os_, [cache_dir, ports.private])
+    if Path(files.small_dir).is_relative_to(ports.small):
+        log.warning("nothing can be kept in %s, so the model's small files are made anew at each start, in %s: set cache_dir", cache_dir, ports.private)
     start.at("plan")
     failpoints.hit("supervisor.plan")
     args = resolve_args(args, files, threads=cpus.available())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -71,7 +72,8 @@ def _plan_model(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], threa
     if preflight.needs_pull(args, cache_dir):
         _refuse_unknown(args.model.path)
         return args, [f"{args.model.path}: not in {cache_dir} yet; `llmd pull {args.model.path}` or the first start fetches it"], []
-    files = preflight.check(args, cache_dir, environ.cleaned(env, failpoints=False), Os())
+    with tempfile.TemporaryDirectory(prefix="llmd-check-") as place:  # a check leaves nothing behind
+        files = preflight.check(args, cache_dir, environ.cleaned(env, failpoints=False), Os(), [Path(place)])
     args = resolve_args(args, files, threads=threads)
     plan = memory_plan.plan_memory(args, files)
     return args, _model(args, files), memory_plan.describe(args, plan) if plan is not None else []

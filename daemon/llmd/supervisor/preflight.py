@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -57,9 +57,12 @@ def pull(name: str, cache_dir: Path, env: Mapping[str, str], os_: Os, on_line: C
     _raise_for(status, "\n".join(said[-3:]) if status else "", f"llmd pull {name}")
 
 
-def check(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os) -> ModelFiles:
-    """Read the model's files in the checking child. Raises ConfigError with every fault it found."""
-    request = msgspec.json.encode({"args": args, "cache_dir": str(cache_dir)})
+def check(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os, places: Sequence[Path]) -> ModelFiles:
+    """Read the model's files in the checking child; their small ones come to the first of `places` that can be written.
+
+    Raises ConfigError with every fault it found.
+    """
+    request = msgspec.json.encode({"args": args, "cache_dir": str(cache_dir), "places": [str(place) for place in places]})
     limit = min(CHECK_DEADLINE_S, args.supervision.startup_timeout)
     status, stdout, stderr = _run([sys.executable, "-P", "-m", "llmd.store.check"], request, env, limit, os_)
     _raise_for(status, stderr, "the check of the model's files")

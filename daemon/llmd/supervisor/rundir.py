@@ -9,6 +9,7 @@ import grp
 import json
 import logging
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
@@ -128,6 +129,7 @@ class Lock:
 def clear(ports: PortArgs, admin_socket: Path | None) -> None:
     """Under the lock, in the end: remove what only a running llmd needs. The lock file and the last state stay, for llmctl."""
     kept = (ports.boot, ports.supervisord_conf, ports.control_state, *(each(0) for each in (ports.journal, ports.suspects)))
+    shutil.rmtree(ports.small, ignore_errors=True)
     made = {path.name for path in kept}
     with contextlib.suppress(OSError):
         for path in [*([admin_socket] if admin_socket is not None else []), *_entries(ports.private)]:

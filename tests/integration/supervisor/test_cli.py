@@ -16,6 +16,7 @@ import pytest
 
 from llmd.memory.host import may_have_gpu
 from tests.integration.supervisor.harness import SLOW, until
+from tests.models import random_llama
 
 
 def argv(directory: Path, *words: str) -> list[str]:
@@ -112,6 +113,16 @@ def test_check_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("control-0", "frontend-0", "detokenizer-0", "scheduler-0", "http://127.0.0.1:8000"))
     assert not (tmp_path / "run_dir").exists()
+
+
+def test_a_check_and_a_list_of_models_leave_nothing_in_the_cache(tmp_path: Path) -> None:
+    model = random_llama(tmp_path / "m")
+    (tmp_path / "cache_dir" / "models").mkdir(parents=True)
+    (tmp_path / "cache_dir" / "models" / "m").symlink_to(model)
+    before = sorted((tmp_path / "cache_dir").rglob("*"))
+    assert llmd(tmp_path, "check", "--set", f"model.path={model}").returncode == 0
+    assert "llama float32" in llmd(tmp_path, "models").stdout
+    assert sorted((tmp_path / "cache_dir").rglob("*")) == before
 
 
 def test_check_prints_the_effective_configuration_with_sources(tmp_path: Path) -> None:

@@ -201,3 +201,15 @@ def test_tensors_that_are_known_to_be_superfluous_do_no_harm(tmp_path: Path) -> 
     tied = {**config, "tie_word_embeddings": True}
     extra = {"lm_head.weight": tensors["model.embed_tokens.weight"], "model.layers.0.self_attn.rotary_emb.inv_freq": tensors["model.norm.weight"][:8]}
     assert found(write_checkpoint(tmp_path / "m", tied, {**tensors, **extra}), tmp_path / "cache").name == "m"
+
+
+def test_small_files_go_to_the_first_place_that_can_be_written_unless_the_cache_has_them(tmp_path: Path) -> None:
+    path, cache = random_llama(tmp_path / "m"), tmp_path / "cache"
+    (tmp_path / "file").write_text("")
+    places = [tmp_path / "file", tmp_path / "second"]
+    assert Path(model_files(ModelArgs(path=str(path)), cache, places).small_dir).is_relative_to(tmp_path / "second" / "small")
+    assert not cache.exists()
+    with pytest.raises(ResourceError, match="file"):
+        model_files(ModelArgs(path=str(path)), cache, places[:1])
+    kept = found(path, cache).small_dir
+    assert Path(kept).is_relative_to(cache) and model_files(ModelArgs(path=str(path)), cache, places).small_dir == kept
