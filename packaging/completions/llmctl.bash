@@ -6,7 +6,7 @@ _llmctl() {
     -o | --output) COMPREPLY=($(compgen -W 'table wide json yaml' -- "$current")); return ;;
     --sort) COMPREPLY=($(compgen -W 'age tokens rate pages prompt' -- "$current")); return ;;
     --phase) COMPREPLY=($(compgen -W 'submitted waiting prefill decode held' -- "$current")); return ;;
-    --kind) COMPREPLY=($(compgen -W 'state process operation config engine degraded' -- "$current")); return ;;
+    --kind) COMPREPLY=($(compgen -W 'state process operation config degraded' -- "$current")); return ;;
     --work) COMPREPLY=($(compgen -W 'short shared long' -- "$current")); return ;;
     --mode) COMPREPLY=($(compgen -W 'drain abort now' -- "$current")); return ;;
     --socket | --key-file | --dir | -c | --config | --output-file | --api-key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;

@@ -35,7 +35,7 @@ complete -c llmctl -n '__fish_seen_subcommand_from config' -l all -d 'show defau
 complete -c llmctl -n __fish_use_subcommand -a events -d 'what has happened states, deaths, operations'
 complete -c llmctl -n '__fish_seen_subcommand_from events' -s f -l follow -d 'go on with new ones until interrupted'
 complete -c llmctl -n '__fish_seen_subcommand_from events' -l since -x -d 'only those after this number'
-complete -c llmctl -n '__fish_seen_subcommand_from events' -l kind -x -a 'state process operation config engine degraded' -d 'only this kind'
+complete -c llmctl -n '__fish_seen_subcommand_from events' -l kind -x -a 'state process operation config degraded' -d 'only this kind'
 complete -c llmctl -n '__fish_seen_subcommand_from events' -s n -l lines -x -d 'how many; default 50'
 complete -c llmctl -n __fish_use_subcommand -a logs -d 'log lines of all processes'
 complete -c llmctl -n '__fish_seen_subcommand_from logs' -s n -l lines -x -d 'how many; default 50'

@@ -61,7 +61,7 @@ READING: Final[dict[str, Verb]] = {
         args=(
             arg("-f", "--follow", help="go on with new ones until interrupted", kind="flag"),
             arg("--since", help="only those after this number", metavar="SEQ", kind="number", default=0),
-            arg("--kind", help="only this kind", choices=("state", "process", "operation", "config", "engine", "degraded")),
+            arg("--kind", help="only this kind", choices=("state", "process", "operation", "config", "degraded")),
             _LINES,
         ),
         examples=(("events", "what happened lately"), ("events -f", "watch")),

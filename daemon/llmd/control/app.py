@@ -153,6 +153,8 @@ class ControlApp:
                 continue
             if key not in self._killed:
                 log.error("%s (pid %d) hangs: %s", verdict.name, verdict.pid, verdict.reason)
+                what = f"{verdict.name} (pid {verdict.pid}) hangs: {verdict.reason}"
+                core.events.emit("process", what, severity="error", process=verdict.name, pid=verdict.pid, reason="hang")
                 core.ledger.inc("llmd_watchdog_kills_total", role=verdict.role)
             self._killed[key] = now
             core.spawn(self._kill(verdict), f"kill of {verdict.name}")

@@ -77,6 +77,9 @@ async def run(core: Core, made: Plan | None, keep: Keep, save: Save) -> dict[str
     core.reconfiguring = True
     await core.reported()
     try:
+        # A control that is replaced from here on tells everyone what stands in the boot file by then.
+        core.remembered.configured = True
+        await save()
         if any(change.reload == "engine" for change in changes):
             await reload.replace_engine(core, boot, "drain" if boot.files != old.files else "now", core.boot.args.reload.timeout, keep, save)
         else:
@@ -85,7 +88,6 @@ async def run(core: Core, made: Plan | None, keep: Keep, save: Save) -> dict[str
     finally:
         core.reconfiguring = False
         core.report_due.set()
-    core.remembered.configured = True
     log.info("configuration: %s", "; ".join(f"{change.key} {change.before} -> {change.after}" for change in changes))
     for change in changes:
         core.events.emit("config", f"{change.key}: {change.before} -> {change.after}", key=change.key, origin=change.origin)

@@ -20,7 +20,7 @@ SAVED: Final = 50
 #: A control that was killed may have numbered events that nobody has saved.
 MARGIN: Final = 100
 
-Kind = Literal["state", "process", "operation", "config", "engine", "degraded", "gap"]
+Kind = Literal["state", "process", "operation", "config", "degraded", "gap"]
 Severity = Literal["info", "warning", "error"]
 
 

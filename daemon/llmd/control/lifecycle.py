@@ -65,7 +65,7 @@ class Lifecycle:
         self._redrain()
         self._bring_back()
         self._look_for_stall()
-        core.degraded = self._degraded()
+        self._note_degraded(self._degraded())
 
     # ------------------------------------------------------------ start
 
@@ -127,6 +127,16 @@ class Lifecycle:
                     return f"{view.name} {view.last_exit.text}"
         away = [name for name in names if not _is_ready(core.table.get(name))]
         return f"{', '.join(away)} restarts" if away else "the engine restarts"
+
+    def _note_degraded(self, now: tuple[str, ...]) -> None:
+        """Keep why the daemon is not whole, and tell when that changes."""
+        core = self._core
+        for reason in now:
+            if reason not in core.degraded:
+                core.events.emit("degraded", f"degraded: {reason}", severity="warning", reason=reason)
+        if core.degraded and not now:
+            core.events.emit("degraded", "whole again")
+        core.degraded = now
 
     def _degraded(self) -> tuple[str, ...]:
         """Why the daemon, though ready, is not whole."""

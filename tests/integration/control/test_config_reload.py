@@ -169,6 +169,21 @@ def test_hangups_read_the_configuration_again(daemon: Reloadable) -> None:
     wait_for(lambda: "SIGHUP: " in made.log.read_text(), "a fault is in the log")
 
 
+def test_a_control_that_is_replaced_tells_what_the_boot_file_says(daemon: Reloadable) -> None:
+    made = daemon.made
+    daemon.write(http={"keep_alive": "9s"})
+    assert made.http.post("/v1/config/reload").status_code == 200
+    told_before = len(told(daemon.frontend))
+    made.kill_control()
+    made.start_control(incarnation=2)
+    made.wait_state("ready")
+    wait_for(lambda: len(told(daemon.frontend)) > told_before, "it is told once more")
+    assert told(daemon.frontend)[-1]["http"]["keep_alive"] == 9.0
+    rows = {row["key"]: row["text"] for row in made.http.get("/v1/config").json()["values"]}
+    assert rows["http.keep_alive"] == "9s"
+    assert made.http.post("/v1/config/reload").json()["data"] == {"changed": []}
+
+
 def test_what_a_caller_has_started_has_nothing_to_read_again() -> None:
     with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory)) as made:
         made.start_control()

@@ -99,7 +99,8 @@ def test_a_hung_scheduler_is_killed_and_named() -> None:
         scheduler, _, _ = daemon.to_ready()
         scheduler.pulse.begin()
         call = wait_for(lambda: daemon.supervisor.called("kill"), "kill")[0]
-        assert call == {"name": "scheduler-0", "pid": 101, "reason": "hang", "until": call["until"]}
+        assert call == {"name": "scheduler-0", "pid": 101, "reason": "hang", "why": call["why"], "until": call["until"]}
+        assert call["why"].startswith("in one step (busy) for ")
         wait_for(lambda: daemon.metric('llmd_watchdog_kills_total{role="scheduler"}') == 1, "metric")
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -91,6 +92,18 @@ def test_on_a_terminal_a_risky_change_is_planned_and_asked_for(fake: Fake) -> No
     assert status == 0 and "Go on?" not in seen
     fake.answers["/v1/resume"] = (200, DONE)
     assert on_terminal(fake, "resume", typed="")[0] == 0, "what nobody notices needs no question"
+
+
+def test_watching_shows_it_again_until_interrupted(fake: Fake) -> None:
+    command = [sys.executable, "-m", "llmctl.main", "--socket", str(fake.run_dir), "status", "-w", "50ms"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while len(fake.seen) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, b"")
+    assert out.count(b"state     ready") >= 2 and b"\x1b" not in out
 
 
 def test_without_a_terminal_nothing_is_asked(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
