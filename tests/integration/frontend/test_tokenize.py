@@ -66,6 +66,7 @@ def test_ids_become_text_again(shared: World, path: str) -> None:
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "alien", "content": ""}]}, "messages[0].role"),
         ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "continue_final_message": 1}, "continue_final_message"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "abc"}, "tokens"),
         ("/detokenize", {"tokens": [257]}, "tokens"),

@@ -55,7 +55,8 @@ class Tokenize(_TokenizerEndpoint):
         chat = fields.get("messages") is not None
         if (prompt is None) is not chat:
             raise fault("prompt", "give either prompt or messages")
-        texts = [await self._rendered(fields)] if chat else _texts(prompt)
+        rendering = read_rendering(fields)
+        texts = [await render(self._manager, read_messages(fields), rendering)] if chat else _texts(prompt)
         special = fields.boolean("add_special_tokens", not chat)
         strings = fields.boolean("return_token_strs")
         fields.finish(strict=self._boot.args.http.strict)
@@ -71,9 +72,6 @@ class Tokenize(_TokenizerEndpoint):
             shown = [[self._manager.tokenizer.token_text(id) for id in row] for row in ids]
             body["token_strs"] = shown if listed else shown[0]
         return body
-
-    async def _rendered(self, fields: Fields) -> str:
-        return await render(self._manager, read_messages(fields), read_rendering(fields))
 
 
 class Detokenize(_TokenizerEndpoint):
