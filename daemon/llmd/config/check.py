@@ -48,8 +48,6 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "lora.max_adapters": NotYet("LoRA adapters"),
     "lora.max_rank": NotYet("LoRA adapters"),
     "lora.adapters": NotYet("LoRA adapters"),
-    "observability.request_log.enabled": NotYet("the request log"),
-    "observability.request_log.dir": NotYet("the request log"),
     "observability.tracing.otlp_endpoint": NotYet("tracing"),
 }
 

@@ -254,8 +254,8 @@ class LoraArgs(_Section, frozen=True):
 class RequestLogArgs(_Section, frozen=True):
     """Opt-in log of prompts and outputs."""
 
-    enabled: Annotated[bool, doc("Write prompts and outputs to a file.", reload="live")] = False
-    dir: Annotated[str | None, doc("Where; null: LOG.", reload="live", path=True)] = None
+    enabled: Annotated[bool, doc("Write prompts and outputs to requests.jsonl, mode 0600, 64 MiB and four older ones.", reload="live")] = False
+    dir: Annotated[str | None, doc("Directory of requests.jsonl; null: log_dir.", reload="live", path=True)] = None
 
 
 class MetricsArgs(_Section, frozen=True):
@@ -275,7 +275,7 @@ class ObservabilityArgs(_Section, frozen=True):
     """Logs, metrics, traces."""
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], doc("Least severe level that is logged.", reload="live")] = "info"
-    log_format: Annotated[Literal["auto", "text", "json"], doc("auto: text on a terminal, else json.")] = "auto"
+    log_format: Annotated[Literal["auto", "text", "json"], doc("auto: text on a terminal, fields of the journal under systemd, else json.")] = "auto"
     request_log: Annotated[RequestLogArgs, doc("Opt-in request log.", reload="live")] = RequestLogArgs()
     metrics: Annotated[MetricsArgs, doc("Prometheus metrics.", reload="live")] = MetricsArgs()
     tracing: Annotated[TracingArgs, doc("OpenTelemetry.")] = TracingArgs()
