@@ -337,8 +337,9 @@ def test_shutdown_ends_what_runs_and_is_idempotent() -> None:
     engine.shutdown()
     assert time.monotonic() - began < 5 * SLOW
     assert gone(pids)
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as caught:
         list(stream)
+    assert caught.value.code == "shutting_down"
     with pytest.raises(EngineDead, match="shut down"):
         engine.generate("a")
 
@@ -351,14 +352,15 @@ def test_shutdown_ends_what_runs_and_is_idempotent() -> None:
         ({"model_path": "dummy", "tp_size": 2}, "", "configuration", 78),
         ({"model_path": "dummy", "allow_failpoints": True}, "supervisor.bind=raise", "port", 70),
         ({"model_path": "dummy", "allow_failpoints": True}, "supervisor.plan=kill", "plan", -9),
-        ({"model_path": "dummy", "allow_failpoints": True}, "scheduler.start=exit(71)", None, 71),
-        ({"model_path": "dummy", "allow_failpoints": True}, "control.start=exit(3)", None, 70),
-        ({"model_path": "dummy", "allow_failpoints": True}, "detokenizer.start=raise", None, 70),
+        ({"model_path": "dummy", "allow_failpoints": True}, "scheduler.start=exit(71)", "scheduler-0: start", 71),
+        ({"model_path": "dummy", "allow_failpoints": True}, "control.start=exit(3)", "control-0: start", 70),
+        ({"model_path": "dummy", "allow_failpoints": True}, "detokenizer.start=raise", "detokenizer-0: start", 70),
+        ({"model_path": "dummy", "allow_failpoints": True}, "supervisor.plan=exit(3)", "plan", 70),
         ({"model_path": "dummy", "allow_failpoints": True}, "no such thing", "configuration", 2),
     ],
 )
 def test_a_failed_start_says_where_and_leaves_everything_as_it_was(
-    kwargs: dict[str, Any], failpoints: str, stage: str | None, status: int, monkeypatch: pytest.MonkeyPatch, short: Path
+    kwargs: dict[str, Any], failpoints: str, stage: str, status: int, monkeypatch: pytest.MonkeyPatch, short: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(short))
     if failpoints:
@@ -367,8 +369,9 @@ def test_a_failed_start_says_where_and_leaves_everything_as_it_was(
     with pytest.raises(StartupError) as caught:
         Engine(**kwargs)
     assert caught.value.exit_code == status
-    assert stage is None or caught.value.stage == stage
+    assert caught.value.stage == stage
     assert str(status) in str(caught.value) and caught.value.stage in str(caught.value)
+    assert str(short) not in str(caught.value), "what is gone is no place to look"
     assert_back(before, short)
 
 
@@ -461,6 +464,42 @@ def leftovers(directory: Path) -> list[str]:
     return [p.name for p in directory.glob("llmd-engine-*")]
 
 
+def test_a_shutdown_that_was_interrupted_is_finished_by_the_next(short: Path) -> None:
+    then = """
+import signal, threading
+import llmd.engine.life as life
+life.STOP_S = 1.0
+os.kill(info["pid"], signal.SIGSTOP)  # so that it takes a while
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    engine.shutdown()
+except KeyboardInterrupt:
+    print("interrupted")
+engine.shutdown()
+print(os.path.exists(f"/proc/{info['pid']}"))
+"""
+    process, pids = caller(then, TMPDIR=str(short))
+    out, err = process.communicate(timeout=30)
+    assert (out, err) == ("interrupted\nFalse\n", "")
+    wait_for("no process is left", lambda: gone(pids), 5)
+    assert not leftovers(short)
+
+
+def test_an_engine_that_is_made_as_the_interpreter_ends_is_refused() -> None:
+    code = """
+import atexit
+from llmd import Engine
+@atexit.register
+def late():
+    try:
+        Engine(model_path="dummy", allow_failpoints=True)
+    except Exception as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert "the interpreter is shutting down" in done.stdout and done.stderr == ""
+
+
 def test_nothing_survives_a_killed_caller(short: Path) -> None:
     process, pids = caller("engine.generate('x', {'max_new_tokens': 8000}); time.sleep(60)", TMPDIR=str(short), LLMD_FAILPOINTS="scheduler.step=delay(5ms)")
     assert leftovers(short)
@@ -539,6 +578,11 @@ if pid == 0:
         engine.generate("x")
     except Exception as error:
         print(type(error).__name__, flush=True)
+    for call in (engine.flush_cache, engine.get_server_info, lambda: engine.update_weights("x"), lambda: list(engine.generate("x", stream=True))):
+        try:
+            call()
+        except Exception as error:
+            print(type(error).__name__, flush=True)
     engine.shutdown()
     os._exit(0)
 os.waitpid(pid, 0)
@@ -547,7 +591,7 @@ engine.shutdown()
 """
     process, pids = caller(then)
     out, _ = process.communicate(timeout=20)
-    assert out.split() == ["EngineDead", "abab"]
+    assert out.split() == ["EngineDead"] * 5 + ["abab"]
     assert gone(pids)
 
 

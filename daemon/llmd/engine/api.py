@@ -10,6 +10,8 @@ environment, and leaves no file or process behind.
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
@@ -24,7 +26,7 @@ from llmd.config.check import check_args
 from llmd.engine import admin
 from llmd.engine.generate import Answer, Job, generate
 from llmd.engine.life import Life
-from llmd.errors import ConfigError, StartupError
+from llmd.errors import EXIT_GAVE_UP, ConfigError, EngineDead, StartupError
 from llmd.frontend.native.params import Asked
 
 #: A call of the admin plane that waits for nothing.
@@ -46,6 +48,8 @@ class Engine:
             check_args(args, allow_failpoints=allow_failpoints)
         except ConfigError as error:
             raise StartupError("configuration", error.exit_status, error.message) from None
+        if sys.is_finalizing() or not threading.main_thread().is_alive():
+            raise StartupError("spawn", EXIT_GAVE_UP, "the interpreter is shutting down")
         self._life = Life(args, allow_failpoints=allow_failpoints)
         self._life.start()
         # Also when the caller forgets: at the interpreter's end, or when the Engine is collected.
@@ -119,6 +123,9 @@ class Engine:
             self._life.call(job.begin())
             while pieces := self._life.call(job.pieces()):
                 yield from pieces
+        except EngineDead as dead:
+            error = job.ended_with() or dead
+            raise error from None
         except BaseException as caught:
             error = caught
             raise
@@ -132,6 +139,9 @@ class Engine:
             while pieces := await asyncio.wrap_future(self._life.submit(job.pieces())):
                 for piece in pieces:
                     yield piece
+        except EngineDead as dead:
+            error = job.ended_with() or dead
+            raise error from None
         except BaseException as caught:
             error = caught
             raise
@@ -180,8 +190,9 @@ class Engine:
     # ------------------------------------------------------------ the end
 
     def shutdown(self) -> None:
-        """Stop everything; requests that run end with `shutting_down`. Returns when nothing is left. Idempotent."""
-        self._finalizer()
+        """Stop everything; requests that run end with `shutting_down`. Returns when nothing is left. Idempotent; one that was interrupted goes on."""
+        self._life.stop()
+        self._finalizer.detach()
 
     def __enter__(self) -> Engine:
         return self

@@ -70,6 +70,10 @@ class Job:
             bodies.append(body if self._alone else body | {"index": delta.index})
         return bodies
 
+    def ended_with(self) -> RequestError | None:
+        """The error that has ended it; for one who asks when there is no loop any more. None: it has not been ended."""
+        return self._generation.error.copy() if self._generation is not None and self._generation.error is not None else None
+
     def close(self, error: BaseException | None = None) -> None:
         """Forget it; what still runs is aborted. Idempotent."""
         if self._open is None:

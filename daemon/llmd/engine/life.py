@@ -22,7 +22,18 @@ from llmd.engine import rundir
 from llmd.engine.child import Order
 from llmd.engine.frontend import EmbeddedFrontend
 from llmd.engine.process import Child
-from llmd.errors import EXIT_GAVE_UP, EXIT_RESOURCE, EngineDead, LlmdError, RequestError, StartupError
+from llmd.errors import (
+    EXIT_CONFIG,
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_RESOURCE,
+    EXIT_USAGE,
+    EngineDead,
+    LlmdError,
+    RequestError,
+    StartupError,
+)
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot
 
@@ -32,6 +43,8 @@ T = TypeVar("T")
 STOP_S: Final = 5.0
 #: Beyond supervision.startup_timeout, which control and supervisor keep themselves: then they are no longer believed.
 GRACE_S: Final = 60.0
+
+_FORKED: Final = "this Engine belongs to the process that made it, not to a fork of it"
 
 
 class Life:
@@ -45,7 +58,9 @@ class Life:
         self._stopping = asyncio.Event()
         self._lock = threading.Lock()
         self._closed = False
+        self._over = threading.Event()
         self._stage = "spawn"
+        self._failed_at = ""
         self._news_at = 0.0
         self._dead: EngineDead | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,14 +96,17 @@ class Life:
         with self._lock:
             if not self._closed and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._stopping.set)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is threading.current_thread() or self._thread.ident is None:
+            return
+        # Not by join alone: one that is interrupted takes the thread for ended (bpo-45274), and the next call would not wait.
+        self._over.wait()
+        self._thread.join()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` in the loop. Raises EngineDead when that is over."""
         if os.getpid() != self._owner:
             work.close()
-            raise EngineDead("this Engine belongs to the process that made it, not to a fork of it")
+            raise EngineDead(_FORKED)
         with self._lock:
             if self._closed or self._loop is None:
                 work.close()
@@ -120,7 +138,9 @@ class Life:
         return self._child.pid
 
     def check(self) -> None:
-        """Raise EngineDead if the child is no more."""
+        """Raise EngineDead if the child is no more, or is not this process's."""
+        if os.getpid() != self._owner:
+            raise EngineDead(_FORKED)
         if self._dead is not None:
             raise EngineDead(self._dead.message)
         if self._closed or self._stopping.is_set():
@@ -141,6 +161,7 @@ class Life:
             rundir.remove(self._run_dir)
             if not self._ready.done():
                 self._ready.set_exception(StartupError(self._stage, EXIT_GAVE_UP, "interrupted"))
+            self._over.set()
 
     async def _live(self) -> None:
         failure: StartupError | None = None
@@ -180,8 +201,8 @@ class Life:
         limit = self._args.supervision.startup_timeout + GRACE_S
         while not over():
             if self._child.watchdog.ended:
-                status = self._child.watchdog.status
-                raise StartupError(self._stage, status, self._child.last_words() or f"llmd {self._child.watchdog.describe()}")
+                words = self._child.last_words()  # and its last stages
+                raise StartupError(self._failed_at or self._stage, _documented(self._child.watchdog.status), words or f"llmd {self._child.watchdog.describe()}")
             if self._stopping.is_set():
                 raise StartupError(self._stage, EXIT_GAVE_UP, "interrupted")
             if time.monotonic() - self._news_at > limit:
@@ -220,7 +241,9 @@ class Life:
         self._changed.set()
 
     def _on_stage(self, stage: str) -> None:
-        if stage == "boot":
+        if self._booted.is_set():
+            self._failed_at = stage  # its last word; until then control tells how far the start is
+        elif stage == "boot":
             stage = "processes"
             self._booted.set()
         self._news(stage)
@@ -237,6 +260,11 @@ class Life:
             self._dead = EngineDead(f"llmd (pid {self._child.pid}), which this Engine had started, {self._child.watchdog.describe()}")
             if self.frontend is not None:
                 self.frontend.fail(self._dead)
+
+
+def _documented(status: int) -> int:
+    """`status` if it is one of llmd's or a signal's; whatever else an interpreter may end with is an internal error."""
+    return status if status < 0 or status in (EXIT_OK, EXIT_USAGE, EXIT_GAVE_UP, EXIT_RESOURCE, EXIT_CONFIG, EXIT_INTERRUPTED) else EXIT_GAVE_UP
 
 
 def _finish(loop: asyncio.AbstractEventLoop) -> None:

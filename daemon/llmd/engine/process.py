@@ -149,8 +149,9 @@ class Child:
         return self._process.pid
 
     def last_words(self) -> str:
-        """The end of its log."""
-        self._pipes[1].drain()
+        """The end of its log; its last stages have been told then, too."""
+        for pipe in self._pipes:
+            pipe.drain()
         return "\n".join(self._tail)
 
     def speak(self) -> None:

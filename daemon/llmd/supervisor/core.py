@@ -139,6 +139,8 @@ class Core:
         """Set when the loop is to end."""
         self.last_words: list[str] = []
         """Why llmd gave up, line by line."""
+        self.failed_at = ""
+        """Whose death ended llmd, and what it was doing, as far as is known: `scheduler-0: weights`."""
         self._hands = hands
         self._os = os_
         self._notifier = notifier
@@ -421,6 +423,8 @@ class Core:
         first = f"{what}: {member} ended with {last.describe()}" if last else f"{what}: {member} has ended"
         if last is not None and last.reason == "exit" and last.status and said:
             first += f": {said[-1]}"
+        stage = self._report.stage.partition(",")[0] if self._report is not None else ""
+        self.failed_at = stage if stage.startswith(f"{member}: ") else f"{member}: start"
         lines = [first, *(f"{member}: {line}" for line in said)]
         self.give_up(own, "\n".join(lines))
 

@@ -117,7 +117,7 @@ def serve(
             if on_stage is not None:
                 on_stage("boot")
             setproctitle.setproctitle(TITLE)
-            return _supervise(boot, held.listener, env, sink, notifier, os_)
+            return _supervise(boot, held.listener, env, sink, notifier, os_, on_stage)
     except Interrupted as signal:
         log.info("llmd ends with status %d: %s before anything was started", EXIT_OK, signal)
         return EXIT_OK
@@ -242,7 +242,9 @@ def _prepare_locked(
     return boot
 
 
-def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os) -> int:
+def _supervise(
+    boot: Boot, listener: Listener | None, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os, on_stage: OnStage | None
+) -> int:
     supervision = boot.args.supervision
     settings = Settings(
         start_id=boot.start_id,
@@ -289,7 +291,10 @@ def _supervise(boot: Boot, listener: Listener | None, env: MutableMapping[str, s
         boot.ports.run_dir,
     )
     status = embedding.run()
-    _say_last_words(status, embedding.core.last_words, sink.directory)
+    if on_stage is not None and embedding.core.failed_at:
+        on_stage(embedding.core.failed_at)
+    stays = sink.directory is not None and not sink.directory.is_relative_to(boot.ports.run_dir)  # an Engine's logs go with its run directory
+    _say_last_words(status, embedding.core.last_words, sink.directory if stays else None)
     return status
 
 
