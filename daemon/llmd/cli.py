@@ -25,7 +25,7 @@ import click
 
 from llmd import __version__
 from llmd.entry import prepare
-from llmd.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, LlmdError
+from llmd.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, LlmdError, exhausted
 from llmd.observability.meter import Meter
 
 _EXITS = """\b
@@ -168,7 +168,10 @@ def guarded(run: Callable[[], int]) -> int:
         if not error.shown:
             _show(error)
         return error.exit_status
-    except Exception:
+    except Exception as error:
+        if (told := exhausted(error)) is not None:
+            _show(told)
+            return told.exit_status
         import traceback
 
         traceback.print_exc()

@@ -11,8 +11,9 @@ import signal
 import sys
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-#: llmd.errors.EXIT_INTERRUPTED, before anything is imported.
+#: Those of llmd.errors, before anything is imported.
 _INTERRUPTED = 130
+_RESOURCE = 71
 
 
 def prepare() -> None:
@@ -53,7 +54,10 @@ def main() -> int:
         from llmd.cli import main as llmd
 
         return llmd()
-    except KeyboardInterrupt:  # during the imports
+    except OSError as error:  # during the imports: not even those can be read
+        os.write(2, f"llmd: cannot start: {error}\n".encode())
+        return _RESOURCE
+    except KeyboardInterrupt:
         os.write(2, b"llmd: interrupted\n")
         return _INTERRUPTED
     finally:

@@ -14,6 +14,7 @@ A message says what is wrong and what to do next; it never holds a prompt or a s
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 EXIT_OK: Final = 0
@@ -92,6 +93,26 @@ class ResourceError(LlmdError):
     """The operating system refuses something llmd needs: a port, a path, a lock, descriptors."""
 
     exit_status = EXIT_RESOURCE
+
+
+#: What is used up, and what sets its limit.
+_EXHAUSTED: Final = {
+    errno.EAGAIN: "no more processes or threads may be started; the limit is `ulimit -u`, TasksMax= in the unit, or pids.max of the cgroup",
+    errno.EMFILE: "no more files may be opened; the limit is `ulimit -n`, or LimitNOFILE= in the unit",
+    errno.ENFILE: "the machine has no more open files; the limit is the sysctl fs.file-max",
+    errno.ENOMEM: "no memory is left",
+    errno.ENOSPC: "no space or no inodes are left on the disk: see `df` and `df -i`",
+    errno.EDQUOT: "the disk quota is used up",
+}
+
+
+def exhausted(error: BaseException, doing: str = "") -> ResourceError | None:
+    """The error in our words if it says that something of the system is used up; else None. `doing`: at what, like `cannot start scheduler-0`."""
+    number = error.errno if isinstance(error, OSError) else errno.EAGAIN if "can't start new thread" in str(error) else None
+    if number not in _EXHAUSTED:
+        return None
+    file = getattr(error, "filename", None)
+    return ResourceError(": ".join(filter(None, (doing, str(file) if file is not None else "", _EXHAUSTED[number]))))
 
 
 class GaveUp(LlmdError):

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from llmd import failpoints
-from llmd.errors import EXIT_CONFIG, EXIT_GAVE_UP, ConfigError, LlmdError
+from llmd.errors import EXIT_CONFIG, EXIT_GAVE_UP, ConfigError, LlmdError, exhausted
 from llmd.observability import logs
 from llmd.plan.context import ENV_CRASHED, ENV_EPOCH, ENV_INCARNATION, ENV_PARENT, STACKS_SIGNAL, WorkerContext
 from llmd.plan.spec import Boot
@@ -75,7 +75,10 @@ def _run(context: WorkerContext) -> int:
     except LlmdError as error:
         log.error("%s%s", error.message, f" ({error.hint})" if error.hint else "")
         return error.exit_status
-    except Exception:
+    except Exception as error:
+        if (told := exhausted(error)) is not None:
+            log.error("%s", told.message)
+            return told.exit_status
         log.exception("%s ends on an internal error", context.spec.name)
         return EXIT_GAVE_UP
 

@@ -23,6 +23,11 @@ class LastExit(Struct, frozen=True):
     stderr: str
     """Its last lines."""
 
+    @property
+    def ended(self) -> str:
+        """What it did, as a sentence about it says."""
+        return self.describe() if self.reason == "spawn" else f"ended with {self.describe()}"
+
     def describe(self) -> str:
         """`status 3`, `signal 9 (SIGKILL)`."""
         if self.reason == "spawn":

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from llmd.config.server_args import RestartArgs
-from llmd.errors import EXIT_CONFIG, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_OK, EXIT_RESOURCE
+from llmd.errors import EXIT_CONFIG, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_OK, EXIT_RESOURCE, LlmdError
 from llmd.plan.context import STACKS_SIGNAL
 from llmd.plan.spec import ProcessSpec
 from llmd.supervisor import policy
@@ -98,8 +98,8 @@ class Hands(Protocol):
     def state(self, name: str) -> str:
         """starting, running, stopping or exited."""
 
-    def spawn(self, name: str) -> None:
-        """Start it; afterwards `pid` is 0 if that failed."""
+    def spawn(self, name: str) -> LlmdError | None:
+        """Start it. Returns why that failed, or None."""
 
     def terminate(self, name: str) -> None:
         """SIGTERM, as an intended stop."""
@@ -400,11 +400,9 @@ class Core:
         if unit.group == "engine" and any(self.children[name].incarnation for name in members):
             self.epoch += 1
         for name in members:
-            self._hands.spawn(name)
-            if not self._hands.pid(name):
-                child = self.children[name]
-                child.last_exit = LastExit(127, "spawn", self._os.monotonic(), "")
-                log.error("%s could not be started", name)
+            if (error := self._hands.spawn(name)) is not None:
+                self.children[name].last_exit = LastExit(error.exit_status, "spawn", self._os.monotonic(), error.message)
+                log.error("%s could not be started: %s", name, error.message)
                 break
         self._asked.discard(unit.name)
 
@@ -420,8 +418,8 @@ class Core:
         last = self.children[member].last_exit
         own = last.status if last is not None and self.mode == "starting" and last.status in (EXIT_CONFIG, EXIT_RESOURCE) else EXIT_GAVE_UP
         said = last.stderr.splitlines() if last else []
-        first = f"{what}: {member} ended with {last.describe()}" if last else f"{what}: {member} has ended"
-        if last is not None and last.reason == "exit" and last.status and said:
+        first = f"{what}: {member} {last.ended}" if last else f"{what}: {member} has ended"
+        if last is not None and last.reason in ("exit", "spawn") and last.status and said:
             first += f": {said[-1]}"
         stage = self._report.stage.partition(",")[0] if self._report is not None else ""
         self.failed_at = stage if stage.startswith(f"{member}: ") else f"{member}: start"

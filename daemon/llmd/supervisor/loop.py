@@ -16,6 +16,7 @@ from supervisor.options import signame
 from supervisor.states import ProcessStates
 from supervisor.supervisord import Supervisor
 
+from llmd.errors import GaveUp, LlmdError, exhausted
 from llmd.supervisor.core import Core
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.options import LlmdOptions
@@ -130,13 +131,18 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
     def state(self, name: str) -> str:
         return _STATE_WORDS.get(self._processes[name].state, "exited")
 
-    def spawn(self, name: str) -> None:
+    def spawn(self, name: str) -> LlmdError | None:
         process = self._processes[name]
         if process.state == ProcessStates.BACKOFF:
             process.give_up()
         elif process.state == ProcessStates.UNKNOWN:
             process.state = ProcessStates.EXITED
+        self.options.spawn_error = None
         process.spawn()
+        if process.pid:
+            return None
+        error = self.options.spawn_error
+        return (error and exhausted(error)) or GaveUp(str(error or process.spawnerr or "it ended before it was seen"))
 
     def terminate(self, name: str) -> None:
         process = self._processes[name]

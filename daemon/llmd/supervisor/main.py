@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import resource
 import secrets
 import sys
 from collections.abc import MutableMapping
@@ -25,12 +26,12 @@ from llmd.config import source as sources
 from llmd.config.check import check_args
 from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
 from llmd.config.source import ConfigSource
-from llmd.errors import EXIT_CONFIG, EXIT_OK, EXIT_RESOURCE, GaveUp, LlmdError, ResourceError, UsageError
+from llmd.errors import EXIT_CONFIG, EXIT_OK, EXIT_RESOURCE, GaveUp, LlmdError, ResourceError, UsageError, exhausted
 from llmd.observability import logs
 from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
-from llmd.supervisor import admin_path, banner, cpus, directories, environ, memory_plan, preflight, rundir, sockets
+from llmd.supervisor import admin_path, banner, conf, cpus, directories, environ, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.core import Report, Settings
 from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.embedding import Embedding, sink_for
@@ -126,6 +127,10 @@ def serve(
             _log_error(error)
         raise
     except Exception as error:
+        if (refused := exhausted(error, f"cannot start at {start.stage!r}")) is not None:
+            if on_stage is None and args.observability.log_format == "json":
+                _log_error(refused)
+            raise refused from error
         log.exception("internal error")
         log.error("llmd ends with status %d: internal error: %r", GaveUp.exit_status, error)
         told = GaveUp(f"internal error: {error!r}")
@@ -158,6 +163,7 @@ def prepare(
     try:
         with deadline(limit + (preflight.PULL_DEADLINE_S if pull else 0)):
             start.at("run directory")
+            _allow_files()
             ports.check(args.http.workers)
             rundir.prepare(ports, args.admin.group)
             held.lock = rundir.Lock(ports.lock)
@@ -168,6 +174,17 @@ def prepare(
     except LlmdError as error:
         _write_failure(ports, held, error.message.partition("\n")[0], os_)
         raise
+
+
+def _allow_files() -> None:
+    """As many descriptors as supervisord insists on; it would say so in words of its own. Raises ResourceError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= conf.MINFDS:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (conf.MINFDS, hard if hard == resource.RLIM_INFINITY else max(hard, conf.MINFDS)))
+    except (ValueError, OSError):
+        raise ResourceError(f"llmd may open {hard} files, and needs {conf.MINFDS}", hint="raise `ulimit -n`, or LimitNOFILE= in the unit") from None
 
 
 def _write_failure(ports: PortArgs, held: Held, why: str, os_: Os) -> None:

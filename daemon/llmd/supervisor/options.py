@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -59,6 +60,8 @@ class LlmdOptions(ServerOptions):  # type: ignore[misc]
         self._ended: dict[int, int] = {}
         self.interrupts = 0
         """SIGINTs received; supervisord's own queue holds each signal only once."""
+        self.spawn_error: OSError | None = None
+        """Why the latest process could not be started, where the system refused."""
         self.poller = DeadlinePoller(self, seconds_left)
         self.first = True
         self.test = False
@@ -105,7 +108,21 @@ class LlmdOptions(ServerOptions):  # type: ignore[misc]
 
     def fork(self) -> int:
         """supervisord's child would run, until exec, the parent's handlers, and lose a stop."""
-        return self._os.fork()
+        with self._noting():
+            return self._os.fork()
+
+    def make_pipes(self, stderr: bool = True) -> Any:
+        """supervisord makes an error of the system a sentence of its own."""
+        with self._noting():
+            return super().make_pipes(stderr)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.spawn_error = error
+            raise
 
     def execve(self, filename: str, argv: list[str], env: dict[str, str]) -> None:
         """The last call in the child: after it nothing resets the parent-death signal."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from llmd.config import ServerArgs
-from llmd.errors import EXIT_CONFIG, EXIT_RESOURCE, ConfigError, GaveUp, ResourceError
+from llmd.errors import EXIT_CONFIG, EXIT_RESOURCE, ConfigError, GaveUp, ResourceError, exhausted
 from llmd.plan.spec import ModelFiles
 from llmd.supervisor.os_seam import Os
 
@@ -74,16 +74,19 @@ def check(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os, pl
 
 def _start(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdout: int, stderr: int | None) -> subprocess.Popen[bytes]:
     parent = os_.pid()
-    return subprocess.Popen(
-        argv,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        env=dict(env),
-        # Without a second thread this is safe, and the child dies with us.
-        preexec_fn=lambda: os_.die_with_parent(parent),
-        process_group=0,
-    )
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(env),
+            # Without a second thread this is safe, and the child dies with us.
+            preexec_fn=lambda: os_.die_with_parent(parent),
+            process_group=0,
+        )
+    except OSError as error:
+        raise exhausted(error, f"cannot start {argv[3]}") or error from None
 
 
 def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float, os_: Os) -> tuple[int, bytes, str]:

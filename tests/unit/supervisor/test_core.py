@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from llmd.config.server_args import RestartArgs, ServerArgs
+from llmd.errors import exhausted
 from llmd.plan.context import STACKS_SIGNAL
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import make_plan
@@ -253,6 +255,15 @@ def test_a_control_that_ends_during_the_start_ends_it_with_its_own_words(world: 
     world.tick(0.1)
     assert world.core.exit_status == ends and "control-0 ended with" in world.core.last_words[0]
     assert status == 0 or "last line of control-0" in world.core.last_words[0]
+
+
+def test_a_process_that_the_system_does_not_let_start_ends_the_start_with_the_limits_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "spawn", lambda self, name: exhausted(OSError(errno.EAGAIN, "")))
+    world = make()
+    world.tick()
+    world.tick()
+    assert world.core.exit_status == 71
+    assert "control-0 could not be started: no more processes" in world.core.last_words[0] and "ulimit -u" in world.core.last_words[0]
 
 
 def test_a_control_that_is_killed_during_the_start_gets_one_more_try(world: World) -> None:

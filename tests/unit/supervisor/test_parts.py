@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -14,12 +16,14 @@ import pytest
 from msgspec.structs import replace
 
 from llmd.config.server_args import HttpArgs, ServerArgs
+from llmd.errors import ResourceError, exhausted
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles, make_plan
-from llmd.supervisor import banner, conf, cpus, environ, preflight
+from llmd.supervisor import banner, conf, cpus, environ, main, preflight
 from llmd.supervisor.children import describe_status
 from llmd.supervisor.logger import SupervisordLogger
 from llmd.supervisor.main import _advice
+from llmd.supervisor.os_seam import Os
 from llmd.supervisor.patches import SteadyClock
 
 ROOT = Path(__file__).parents[3]
@@ -224,3 +228,32 @@ def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path) -> None:
     (tmp_path / "llmd.service").write_text(text)
     done = subprocess.run([analyze, "verify", str(tmp_path / "llmd.service")], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout + done.stderr == ""
+
+
+def test_too_few_descriptors_are_told_in_our_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: int, limits: tuple[int, int]) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 128))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.raises(ResourceError, match="llmd may open 128 files, and needs 256"):
+        main._allow_files()
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM])
+def test_a_check_that_the_system_does_not_let_start_is_71(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ResourceError, match=r"cannot start llmd\.store\.check: no m"):
+        preflight.check(ServerArgs(), Path("/x"), {}, Os(), [])
+
+
+def test_what_is_used_up_is_named_with_its_limit() -> None:
+    for number, words in ((errno.EAGAIN, "ulimit -u"), (errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "df -i")):
+        told = exhausted(OSError(number, os.strerror(number), "/some/file"), "cannot write")
+        assert told is not None and told.exit_status == 71
+        assert told.message.startswith("cannot write: /some/file: ") and words in told.message
+    assert exhausted(RuntimeError("can't start new thread")) is not None
+    assert exhausted(OSError(errno.ENOENT, "")) is None and exhausted(ValueError("x")) is None
