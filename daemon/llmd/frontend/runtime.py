@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.engine_view import EngineView
 from llmd.frontend.request_log import RequestLog
-from llmd.frontend.stream import Streams
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.totals import Meter
 from llmd.plan.spec import Boot
+
+if TYPE_CHECKING:  # it brings the HTTP server along, which a frontend without HTTP has no use for
+    from llmd.frontend.stream import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +32,10 @@ class Runtime(EngineSide):
 
     access_log: AccessLog
     request_log: RequestLog | None = None
-    streams: Streams = field(default_factory=Streams)
+    streams: Streams = field(default_factory=lambda: _streams())
+
+
+def _streams() -> Streams:
+    from llmd.frontend.stream import Streams
+
+    return Streams()
