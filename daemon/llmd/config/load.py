@@ -103,7 +103,7 @@ def load_config(
 
 def _from_file(found: _Values, file: str) -> None:
     try:
-        root = yaml_file.compose(yaml_file.read(file), file)
+        root = yaml_file.compose(yaml_file.read(file), file, found.faults)
     except Fault as fault:
         found.faults.append(str(fault))
         if not os.path.exists(file):
@@ -127,6 +127,8 @@ def _section(found: _Values, node: MappingNode, section: str, file: str, base: s
             found.faults.append(f"{where}: duplicate key {key!r}, first at line {seen[name].start_mark.line + 1}")
             continue
         seen[name] = key_node
+        if isinstance(value, yaml_file.Refused):
+            continue
         if key in FIELDS:
             found.take(key, value, base, place(file, value), f"file {os.path.abspath(file)}:{key_node.start_mark.line + 1}")
             continue
@@ -186,7 +188,10 @@ def _node(key: str, text: str) -> Node:
     if FIELDS[key].is_text and not (null and FIELDS[key].expects.endswith("null")):
         return ScalarNode("tag:yaml.org,2002:str", text)
     try:
-        root = yaml_file.compose(f"value: {text}", "")
+        faults: list[str] = []
+        root = yaml_file.compose(f"value: {text}", "", faults)
+        if faults:
+            raise Fault(faults[0])
     except Fault as fault:
         raise Fault(f"cannot read {text[:60]!r}: {str(fault).partition(': ')[2]}") from None
     if root is None or len(root.value) != 1:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import yaml
-from yaml.nodes import MappingNode, Node
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 MAX_BYTES: Final = 128 * 1024
 MAX_DEPTH: Final = 16
@@ -51,11 +51,43 @@ def read(file: str) -> str:
         raise Fault(f"{file}:{line}:{column}: not UTF-8 (byte 0x{data[error.start]:02x})") from None
 
 
-def compose(text: str, file: str) -> MappingNode | None:
-    """The one document's mapping, or None if the file holds nothing. Raises Fault."""
+class Refused(ScalarNode):
+    """In the place of a value that was an alias; the fault has been told."""
+
+
+class _Composer(yaml.SafeLoader):
+    """Makes nodes, none of them twice: anchors and aliases are noted as faults, so that the other faults of the file can be told with them."""
+
+    def __init__(self, text: str, file: str) -> None:
+        super().__init__(text)
+        self.faults: list[str] = []
+        self._file = file
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None):
+            self.faults.append(f"{place(self._file, event.start_mark)}: anchors and aliases are not supported, write the value out")
+            if self.check_event(yaml.AliasEvent):
+                self.get_event()  # type: ignore[no-untyped-call]
+                return Refused("tag:yaml.org,2002:null", "", event.start_mark, event.end_mark)
+            event.anchor = None
+        return super().compose_node(parent, index)
+
+
+def _composed(text: str, file: str, faults: list[str]) -> Node | None:
+    composer = _Composer(text, file)
+    try:
+        return composer.get_single_node()
+    finally:
+        faults += composer.faults
+        composer.dispose()
+
+
+def compose(text: str, file: str, faults: list[str]) -> MappingNode | None:
+    """The one document's mapping, or None if the file holds nothing. Adds to `faults` those that leave the rest readable; raises Fault for others."""
     try:
         _check_shape(text, file)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = _composed(text, file, faults)
     except yaml.MarkedYAMLError as error:
         detail = " ".join(filter(None, (error.context, error.problem)))
         raise Fault(f"{place(file, error.problem_mark or error.context_mark)}: not valid YAML: {detail}") from None
@@ -84,5 +116,3 @@ def _check_shape(text: str, file: str) -> None:
             documents += 1
             if documents > 1:
                 raise Fault(f"{place(file, event.start_mark)}: a second YAML document begins here, expected one")
-        if getattr(event, "anchor", None):
-            raise Fault(f"{place(file, event.start_mark)}: anchors and aliases are not supported, write the value out")

@@ -138,8 +138,8 @@ def test_all_faults_at_once_each_with_its_place(tmp_path: Path) -> None:
             "llmd.yaml:1:10: run_dir: expected a path, or null, got x (the tag tag:yaml.org,2002:python/object:os.system is not allowed)",
         ),
         ("memory: {mem_fraction_static: .nan}", "llmd.yaml:1:31: memory.mem_fraction_static: expected a number > 0 and < 1, or auto, got .nan"),
-        ("a: &x 1\nb: *x", "llmd.yaml:1:4: anchors and aliases are not supported, write the value out"),
-        ("a: &x [*x]", "llmd.yaml:1:4: anchors and aliases are not supported, write the value out"),
+        ("run_dir: &x /a", "llmd.yaml:1:10: anchors and aliases are not supported, write the value out"),
+        ("run_dir: *x", "llmd.yaml:1:10: anchors and aliases are not supported, write the value out"),
         ("a: 1\n---\nb: 2\n", "llmd.yaml:2:1: a second YAML document begins here, expected one"),
         ("[1, 2]", "llmd.yaml:1:1: expected sections like `http:`, got a list"),
         ("just text", "llmd.yaml:1:1: expected sections like `http:`, got a single value"),
@@ -198,3 +198,18 @@ def test_every_key_has_a_variable_and_a_default() -> None:
     for field in FIELDS.values():
         assert field.env.startswith("LLMD_") and field.env not in RESERVED
         assert value_of(args, field.key) == field.default
+
+
+def test_anchors_and_aliases_hide_no_other_fault(tmp_path: Path) -> None:
+    text = "base: &b {port: 1}\nhttp: *b\nmodel: {path: &p /m}\nscheduler: {policy: no}\nadmin: {socket: *p}\nmemory: {<<: *b, page_size: 0}\n"
+    found = faults(tmp_path, text)
+    assert [fault.partition(":")[2].partition(": ")[0] for fault in found if "anchors" in fault] == ["1:7", "2:7", "3:15", "5:17", "6:14"]
+    others = [fault for fault in found if "anchors" not in fault]
+    assert [fault.partition(":")[2].partition(": ")[0] for fault in others] == ["1:1", "4:21", "6:29"]
+
+
+def test_nested_aliases_cost_nothing(tmp_path: Path) -> None:
+    text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 200))
+    began = time.monotonic()
+    assert len(faults(tmp_path, text)) >= 200 * 9
+    assert time.monotonic() - began < 20
