@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 from llmd.config.keys import digest_of, read_admin_key
@@ -21,6 +22,8 @@ log = logging.getLogger("llmd.control")
 
 #: Seconds until a wrong key is answered.
 LATE = 0.5
+#: Seconds between two warnings about callers without the key.
+TELL_EVERY = 60.0
 BACKLOG = 128
 
 
@@ -45,12 +48,14 @@ def bind(listen: str) -> socket.socket:
 
 def behind_key(app: App, key_file: Callable[[], str | None]) -> App:
     """`app` for whoever presents the admin key: Authorization: Bearer KEY."""
+    told = _Refusals()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
         if not _knows(scope, key_file()):
+            told(scope)
             await asyncio.sleep(LATE)
             refused = error_response("give the admin key: Authorization: Bearer KEY", 401, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
             await refused(scope, receive, send)
@@ -59,6 +64,22 @@ def behind_key(app: App, key_file: Callable[[], str | None]) -> App:
         await app(scope, receive, send)
 
     return guarded
+
+
+class _Refusals:
+    """One WARNING a minute about callers without the key, and how many there were."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._told_at = float("-inf")
+
+    def __call__(self, scope: Scope) -> None:
+        self._count += 1
+        now = time.monotonic()
+        if now - self._told_at >= TELL_EVERY:
+            client = scope.get("client")
+            log.warning("admin plane over TCP: %d refused for want of the admin key, the last from %s", self._count, client[0] if client else "somewhere")
+            self._told_at, self._count = now, 0
 
 
 def _knows(scope: Scope, key_file: str | None) -> bool:

@@ -39,6 +39,9 @@ SETTLED_WITHIN = 5.0
 #: Verbs that replace the engine, or may; each excludes all others but those that are unhindered.
 ENGINE_VERBS = frozenset({"reload", "restart", "config/reload"})
 
+#: Those of them that always do: a flush that waits ends, as there will be nothing to forget.
+REPLACING = frozenset({"reload", "restart"})
+
 #: Verbs that wait for nobody: what others wait for may be just what these end.
 UNHINDERED = frozenset({"stop", "abort", "log-level"})
 
@@ -194,7 +197,7 @@ class Operations:
                 raise Conflict(f"operation {other.id} ({other.verb}) runs; try again when it is done", code, other)
             if other.verb == verb == "flush":
                 raise Conflict(f"operation {other.id} flushes already", "flush_in_progress", other)
-            if verb in ENGINE_VERBS and other.verb == "flush":
+            if verb in REPLACING and other.verb == "flush":
                 if other.id not in self._waiting:
                     raise Conflict(f"operation {other.id} ({other.verb}) runs; try again when it is done", "busy", other)
                 flushes.append(self._waiting[other.id])

@@ -164,7 +164,7 @@ class Frontend:
         self._access_log.exclude(args.http.access_log_exclude)
         self._request_log.configure(args.observability.request_log)
         self._port.patience = args.supervision.recover_timeout
-        self.server.config.timeout_keep_alive = int(args.http.keep_alive)
+        self.server.config.timeout_keep_alive = args.http.keep_alive  # type: ignore[assignment]
         self._link.reply(command)
 
     async def _beat(self) -> None:

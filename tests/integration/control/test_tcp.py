@@ -85,5 +85,6 @@ def test_only_the_key_opens_it_and_it_is_audited(
     assert main(["--url", url, "--key-file", str(key), "health"]) == 0
     assert main(["--url", url, "health"]) == 77
     assert main(["--url", url, "--key-file", str(key), "stop"]) == 2, "that one watches the process"
+    assert made.log.read_text().count("refused for want of the admin key") == 1
     assert "s3cret" not in made.log.read_text() + "".join(capsys.readouterr())
     wait_for(lambda: os.path.exists(made.boot.ports.admin_socket), "the socket is there beside it")
