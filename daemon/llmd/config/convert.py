@@ -40,6 +40,14 @@ def to_value(field: Field, node: Node, base: str) -> Any:
         raise ValueError(f"{field.key}: expected {field.expects}, got {show(node)}") from None
 
 
+def here() -> str:
+    """The working directory; empty where it has been deleted, which is no reason to fail as long as nothing is sought there."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def show(node: Node) -> str:
     """What was written, shortened."""
     if isinstance(node, ScalarNode):
@@ -150,4 +158,7 @@ def _absolute(field: Field, value: Any, base: str) -> Any:
         return {name: _absolute(field, item, base) for name, item in value.items()}
     if not value or (field.path == "or_name" and _NAME.fullmatch(value)):
         return value
-    return os.path.normpath(os.path.join(base, os.path.expanduser(value)))
+    path = os.path.join(base, os.path.expanduser(value))
+    if not os.path.isabs(path):
+        raise Mismatch("the working directory is gone: write the path from / on")
+    return os.path.normpath(path)

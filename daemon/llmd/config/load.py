@@ -16,7 +16,7 @@ from msgspec import Struct
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 from llmd.config import yaml_file
-from llmd.config.convert import show, to_value
+from llmd.config.convert import here, show, to_value
 from llmd.config.fields import FIELDS, SECTIONS, nest
 from llmd.config.hints import nearest_env, unknown_key, unknown_path
 from llmd.config.server_args import ServerArgs
@@ -98,7 +98,7 @@ def load_config(
     if found.faults:
         raise ConfigError(found.faults, hint=found.hint or "every key is described in docs/configuration.md; `llmd check -c FILE` checks without starting")
     origins = {key: found.origins.get(key, "default") for key in FIELDS}
-    return Loaded(args, origins, os.path.abspath(name) if name else None, found.places)
+    return Loaded(args, origins, _full(name) if name else None, found.places)
 
 
 def _from_file(found: _Values, file: str) -> None:
@@ -110,7 +110,11 @@ def _from_file(found: _Values, file: str) -> None:
             found.hint = "every key has a default, so llmd also runs without a file; etc/llmd/llmd.yaml of the sources is one to copy"
         return
     if root is not None:
-        _section(found, root, "", file, os.path.dirname(os.path.abspath(file)))
+        _section(found, root, "", file, os.path.dirname(_full(file)))
+
+
+def _full(file: str) -> str:
+    return os.path.normpath(os.path.join(here(), file))
 
 
 def _section(found: _Values, node: MappingNode, section: str, file: str, base: str) -> None:
@@ -130,7 +134,7 @@ def _section(found: _Values, node: MappingNode, section: str, file: str, base: s
         if isinstance(value, yaml_file.Refused):
             continue
         if key in FIELDS:
-            found.take(key, value, base, place(file, value), f"file {os.path.abspath(file)}:{key_node.start_mark.line + 1}")
+            found.take(key, value, base, place(file, value), f"file {_full(file)}:{key_node.start_mark.line + 1}")
             continue
         if key not in SECTIONS:
             message, meant = unknown_key(section, name)
@@ -178,7 +182,7 @@ def _from_override(found: _Values, override: str) -> None:
 def _from_text(found: _Values, key: str, text: str, where: str, origin: str) -> None:
     """Take a value from a flag or the environment: text for text, otherwise a YAML value such as `[a, b]`."""
     try:
-        found.take(key, _node(key, text), os.getcwd(), where, origin)
+        found.take(key, _node(key, text), here(), where, origin)
     except Fault as fault:
         found.faults.append(f"{where}: {fault}")
 

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmd.config.convert import here
 from llmd.config.server_args import LEAST_CONTEXT, ServerArgs
 from llmd.errors import ConfigError
 
@@ -57,7 +58,7 @@ def default_run_dir(environ: Mapping[str, str]) -> str:
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     temporary = os.path.join(environ.get("TMPDIR") or tempfile.gettempdir(), own)
     candidates = [os.path.join(runtime, "llmd")] if os.path.isabs(runtime) else []
-    candidates += [os.path.abspath(temporary), f"/tmp/{own}"]
+    candidates += [os.path.normpath(os.path.join(here() or "/", temporary)), f"/tmp/{own}"]
     return next((path for path in candidates if len(os.fsencode(path)) <= LONGEST_RUN_DIR), candidates[-1])
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 
+from llmd.config.convert import here
 from llmd.config.resolve import default_run_dir
 from llmd.plan.spec import Boot
 
@@ -16,15 +17,16 @@ def llmctl(boot: Boot) -> str:
     """`llmctl` as a shell finds it and it finds this llmd: with its path where PATH has another or none, with --socket where it would not look."""
     beside = os.path.join(os.path.dirname(sys.executable), "llmctl")
     found = shutil.which("llmctl")
-    here = found is not None and os.path.exists(beside) and os.path.samefile(found, beside)
-    command = "llmctl" if here or not os.path.exists(beside) else shlex.quote(os.path.relpath(beside) if _below_here(beside) else beside)
+    is_ours = found is not None and os.path.exists(beside) and os.path.samefile(found, beside)
+    command = "llmctl" if is_ours or not os.path.exists(beside) else shlex.quote(os.path.relpath(beside) if _below_here(beside) else beside)
     if boot.ports.run_dir in ("/run/llmd", default_run_dir(os.environ)):
         return command
     return f"{command} --socket {shlex.quote(boot.args.admin.socket or str(boot.ports.admin_socket))}"
 
 
 def _below_here(path: str) -> bool:
-    return path.startswith(os.getcwd().rstrip("/") + "/")
+    directory = here()
+    return bool(directory) and path.startswith(directory.rstrip("/") + "/")
 
 
 def text(boot: Boot) -> str:

@@ -105,3 +105,12 @@ def test_an_interrupted_pull_says_so(tmp_path: Path, place: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.strip()) == (130, "llmd: interrupted")
+
+
+def test_a_working_directory_that_is_gone_is_no_fault_unless_something_is_sought_there(tmp_path: Path) -> None:
+    shell = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone"
+    for model, words in (("/nowhere", b"no such file"), ("./here", b"the working directory is gone")):
+        child = llmd(tmp_path, "--model", model, shell=shell)
+        _, said = child.communicate(timeout=60)
+        assert child.returncode == 78
+        assert words in said and b"Traceback" not in said
