@@ -12,10 +12,10 @@ _llmctl() {
     --socket | --key-file | --dir | -c | --config | --output-file | --api-key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
   esac
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$word" in status | health | wait | ps | requests | kv | weights | config | events | logs | audit | crashes | doctor | report | version | bench | flush | reload | drain | resume | abort | lora | restart | stop | log-level) verb="$word"; break ;; esac
+    case "$word" in status | health | wait | ps | requests | kv | weights | config | events | logs | audit | crashes | top | doctor | report | version | bench | flush | reload | drain | resume | abort | lora | restart | stop | log-level) verb="$word"; break ;; esac
   done
   case "$verb" in
-    '') words='status health wait ps requests kv weights config events logs audit crashes doctor report version bench flush reload drain resume abort lora restart stop log-level' ;;
+    '') words='status health wait ps requests kv weights config events logs audit crashes top doctor report version bench flush reload drain resume abort lora restart stop log-level' ;;
     status) words='-w --watch' ;;
     health) words='' ;;
     wait) words='--for --operation' ;;
@@ -28,6 +28,7 @@ _llmctl() {
     logs) words='-n --lines -f --follow --dir' ;;
     audit) words='-n --lines --verb' ;;
     crashes) words='-n --lines' ;;
+    top) words='--once' ;;
     doctor) words='-c --config' ;;
     report) words='--output-file' ;;
     version) words='' ;;

@@ -46,6 +46,8 @@ complete -c llmctl -n '__fish_seen_subcommand_from audit' -s n -l lines -x -d 'h
 complete -c llmctl -n '__fish_seen_subcommand_from audit' -l verb -x -d 'only this verb'
 complete -c llmctl -n __fish_use_subcommand -a crashes -d 'which processes ended by themselves or hung, how, and what they were doing'
 complete -c llmctl -n '__fish_seen_subcommand_from crashes' -s n -l lines -x -d 'how many; default 50'
+complete -c llmctl -n __fish_use_subcommand -a top -d 'a full screen that lives state, processes, KV cache, requests, events'
+complete -c llmctl -n '__fish_seen_subcommand_from top' -l once -d 'print the overview as text, once'
 complete -c llmctl -n __fish_use_subcommand -a doctor -d 'look for what is wrong or will be permissions, disk, memory, limits, files, versions'
 complete -c llmctl -n '__fish_seen_subcommand_from doctor' -s c -l config -r -F -d 'the configuration to look at; default the daemon s, else $LLMD_CONFIG'
 complete -c llmctl -n __fish_use_subcommand -a report -d 'a bundle for support state, configuration, logs; no prompts, no secrets'

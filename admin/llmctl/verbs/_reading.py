@@ -86,6 +86,11 @@ READING: Final[dict[str, Verb]] = {
         args=(_LINES, arg("id", help="one of them, by its ID or the beginning of it", metavar="ID", many="?")),
         examples=(("crashes", "what has crashed"), ("crashes 20260101T", "all that is known of one")),
     ),
+    "top": Verb(
+        "a full screen that lives: state, processes, KV cache, requests, events",
+        args=(arg("--once", help="print the overview as text, once", kind="flag"),),
+        examples=(("top", "watch, and act"), ("top --once", "for a ticket or a pipe")),
+    ),
     "doctor": Verb(
         "look for what is wrong or will be: permissions, disk, memory, limits, files, versions",
         args=(arg("-c", "--config", help="the configuration to look at; default: the daemon's, else $LLMD_CONFIG", metavar="FILE", complete="path"),),

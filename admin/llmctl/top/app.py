@@ -1,0 +1,223 @@
+"""The dashboard itself: what is where, which key does what, when the daemon is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.widgets import ContentSwitcher, Input, Static
+
+from llmctl.output import duration, one_line
+from llmctl.top import style, words
+from llmctl.top.actions import ACTIONS, Action, abort
+from llmctl.top.away import away
+from llmctl.top.dialogs import About, Ask, Keys
+from llmctl.top.feed import Feed, Picture
+from llmctl.top.keys import CHANGING, LOOKING, TABS
+from llmctl.top.palette import Verbs
+from llmctl.top.panes import Cache, Events, Overview, Pane, Processes, Requests
+from llmctl.top.widgets import Rows
+
+#: Seconds between two questions, and between two looks at how old the answer is.
+EVERY: Final = 1.0
+_TICK: Final = 0.5
+
+
+class Top(App[None]):
+    """See the module. `every=None`: never asks by itself, for tests that say when."""
+
+    CSS = style.SHEET
+    TITLE = "llmctl top"
+    AUTO_FOCUS = None
+    COMMANDS = {Verbs}  # noqa: RUF012 - as textual wants it
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-medium"), (110, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-usual"), (34, "-tall")]  # noqa: RUF012
+    BINDINGS = [  # noqa: RUF012
+        *(Binding(key.key, key.action, key.what, show=False) for key in (*LOOKING, *CHANGING) if key.key != "ctrl+p"),
+        Binding("escape", "unfilter", "end the filter", show=False),
+    ]
+
+    def __init__(self, feed: Feed, *, colour: bool = True, every: float | None = EVERY) -> None:
+        super().__init__()
+        self.register_theme(style.THEME)
+        self.theme = style.THEME.name
+        self.feed = feed
+        self.picture: Picture = feed.picture
+        self._every = every
+        self._tab = 1
+        self._now = asyncio.Event()
+        if not colour or self.no_color:
+            self._filters = [style.NoColours()]
+
+    # ------------------------------------------------------------ what is where
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="head")
+        yield Static(id="tabs")
+        with ContentSwitcher(id="panes", initial="tab-1"):
+            for number, pane in enumerate((Overview, Processes, Cache, Requests, Events), 1):
+                yield pane(id=f"tab-{number}")
+        yield Input(placeholder="only lines that hold …", id="filter", disabled=True)
+        yield Static(id="foot")
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """The sheet is read before the theme is there."""
+        return style.THEME.variables
+
+    def on_mount(self) -> None:
+        self.set_interval(_TICK, self._head)
+        self._foot()
+        self.call_after_refresh(self._draw)
+        if self._every is not None:
+            self.run_worker(self._watch(self._every), group="watch")
+
+    @property
+    def pane(self) -> Pane:
+        """The tab that is seen."""
+        return self.query_one(f"#tab-{self._tab}", Pane)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """None of textual's own: the palette has llmctl's verbs."""
+        return ()
+
+    # ------------------------------------------------------------ asking
+
+    async def _watch(self, every: float) -> None:
+        """Ask for ever; a slow daemon makes it ask less often, and never holds anything up."""
+        while True:
+            tab = self._tab
+            self.take(await away(lambda tab=tab: self.feed.poll(tab)))  # type: ignore[misc]
+            try:
+                await asyncio.wait_for(self._now.wait(), every)
+            except TimeoutError:
+                pass
+            self._now.clear()
+
+    def take(self, picture: Picture) -> None:
+        """A new picture."""
+        self.picture = picture
+        self._draw()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        if self.is_running and self.screen_stack:
+            with self.batch_update():
+                self._head()
+                self.pane.show(self.picture, self.feed)
+
+    def _head(self) -> None:
+        """Who is watched, and how old that is."""
+        at = self.picture.at
+        age = None if at is None else self.feed.clock() - at
+        stale = self.picture.error is not None or (age is not None and age > words.STALE)
+        base = self.screen_stack[0]
+        base.set_class(stale, "-stale")
+        colours = self.theme_variables
+        said = "no answer yet" if age is None else f"{duration(age)} old" if stale else "live"
+        mark = Text(f"  {'◌' if stale or age is None else '●'} {said}", colours["warning" if stale else "muted" if age is None else "success"])
+        left = Text("llmd ", f"bold {colours['primary']}") + Text(words.identity(self.picture.status), colours["muted"])
+        width = max(0, self.size.width - 2)
+        left.truncate(max(0, width - mark.cell_len), overflow="ellipsis", pad=True)
+        base.query_one("#head", Static).update(left + mark)
+        self._tab_line()
+
+    def _tab_line(self) -> None:
+        colours = self.theme_variables
+        narrow = self.size.width < 70
+        line = Text(no_wrap=True)
+        for number, name in enumerate(TABS, 1):
+            here = number == self._tab
+            line.append(f" {number} {name} ", f"bold reverse {colours['primary']}" if here else colours["foreground"])
+            line.append("" if narrow else "  ")
+        self.screen_stack[0].query_one("#tabs", Static).update(line)
+
+    def _foot(self) -> None:
+        colours = self.theme_variables
+        extra = [("a", "abort")] if self._tab == 4 else []
+        shown = [("1-5", "tabs"), *((key.label, key.footer) for key in LOOKING if key.footer), *extra]
+        line = Text("   ").join(Text(key, f"bold {colours['primary']}") + Text(f" {what}", colours["muted"]) for key, what in shown)
+        line.no_wrap = True
+        self.screen_stack[0].query_one("#foot", Static).update(line)
+
+    # ------------------------------------------------------------ keys
+
+    def action_tab(self, number: int) -> None:
+        """Go to a tab."""
+        self._tab = number
+        self.query_one("#panes", ContentSwitcher).current = f"tab-{number}"
+        self._foot()
+        self.call_after_refresh(self._arrive)
+
+    def _arrive(self) -> None:
+        tables = self.pane.tables
+        if tables:
+            tables[0].focus()
+        self._apply_filter()
+        self._draw()
+        self._now.set()  # what this tab shows is asked for at once
+
+    def action_filter(self) -> None:
+        """Ask for the text."""
+        box = self.query_one("#filter", Input)
+        box.add_class("-on")
+        box.disabled = False
+        box.focus()
+
+    def action_unfilter(self) -> None:
+        """All lines again."""
+        box = self.query_one("#filter", Input)
+        box.value = ""
+        box.remove_class("-on")
+        box.disabled = True
+        self._arrive()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if event.input.id == "filter":
+            self._apply_filter()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.input.id == "filter":
+            event.input.set_class(bool(event.value), "-on")
+            event.input.disabled = True
+            self._arrive()
+
+    def _apply_filter(self) -> None:
+        for table in self.pane.tables:
+            table.filter(self.query_one("#filter", Input).value)
+
+    def action_sort(self) -> None:
+        """Sort the table that has the focus, or the first."""
+        tables = [table for table in self.pane.tables if isinstance(table, Rows)]
+        chosen = next((table for table in tables if table.has_focus), tables[0] if tables else None)
+        if chosen is not None:
+            chosen.sort_next()
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.push_screen(Keys())
+
+    def action_change(self, name: str) -> None:
+        """Show the plan of a change, and ask."""
+        if name != "abort":
+            self.ask(ACTIONS[name])
+            return
+        marked = self.query_one("#request-rows", Rows).marked if self._tab == 4 else None
+        if marked is None:
+            self.notify("mark a request on tab 4 first; the palette (^p) has `abort all`", title="abort")
+        else:
+            self.ask(abort(one_line(marked.get("request") or marked.get("rid"))))
+
+    def ask(self, action: Action) -> None:
+        """The dialog of a change."""
+        self.push_screen(Ask(self.feed.asks, action))
+
+    def about(self, verb: str) -> None:
+        """What a verb does."""
+        self.push_screen(About(verb))

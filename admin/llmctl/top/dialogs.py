@@ -1,0 +1,183 @@
+"""What lies over the tabs: a change with its plan, the keys, what a verb does."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any, Final
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from llmctl.exits import CtlError
+from llmctl.output import duration, one_line, plan_lines
+from llmctl.top.actions import Action, carry_out, plan
+from llmctl.top.away import away
+from llmctl.top.feed import Asks
+from llmctl.top.keys import CHANGING, LOOKING
+from llmctl.top.style import STATES
+from llmctl.verbs import VERBS, module_of
+
+_CLOSE: Final = Binding("escape,q,n", "dismiss", "close")
+
+
+class Dialog(ModalScreen[None]):
+    """Something to read, closed by a key."""
+
+    BINDINGS = [_CLOSE]  # noqa: RUF012 - as textual wants it
+    AUTO_FOCUS = ""
+
+    def colour(self, name: str) -> str:
+        """A colour of the theme."""
+        return self.app.theme_variables.get(name, "default")
+
+    def button(self, key: str, what: str) -> Text:
+        """What a key does here."""
+        return Text(f" {key} ", f"bold reverse {self.colour('primary')}") + Text(f" {what}   ")
+
+
+class Ask(Dialog):
+    """A change: what the daemon plans to do, the command line that does the same, and after a yes what came of it on each rank."""
+
+    BINDINGS = [("y", "go", "do it"), _CLOSE]  # noqa: RUF012 - as textual wants it
+
+    def __init__(self, asks: Asks, action: Action) -> None:
+        super().__init__()
+        self._asks, self._action = asks, action
+        self._stage = "planning"
+        """planning, asking, running or over; a yes counts only while it asks."""
+        self._began = 0.0
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog -ends" if self._action.about.risk == "ends" else "dialog") as box:
+            box.border_title = self._action.verb
+            yield Static(Text(self._action.about.line), id="about")
+            yield Static(Text(f"$ {self._action.line}"), classes="line")
+            with VerticalScroll(id="plan"):
+                yield Static("", id="said")
+            yield Static("", classes="buttons")
+
+    def on_mount(self) -> None:
+        self.query_one("#said", Static).update(Text("\nasking llmd what this would do …", self.colour("muted")))
+        self._buttons(("esc", "leave it"))
+        self.run_worker(self._plan(), group="ask")
+
+    async def _plan(self) -> None:
+        try:
+            made = await away(lambda: plan(self._asks, self._action))
+        except CtlError as error:
+            self._over("refused", error)
+            return
+        self._say(Text("\n").join([Text(""), *(Text(line) for line in plan_lines(made))]))
+        if made.get("refused"):
+            self._stage = "over"
+            self._buttons(("esc", "close"))
+            return
+        self._stage = "asking"
+        self._buttons(("y", "do it"), ("n", "leave it"))
+
+    def action_go(self) -> None:
+        """Yes."""
+        if self._stage == "asking":
+            self._stage, self._began = "running", time.monotonic()
+            self.run_worker(self._run(), group="ask")
+
+    async def _run(self) -> None:
+        self._buttons(("esc", "look away; it goes on"))
+        self._progress({"state": "running"})
+        try:
+            record = await away(lambda: carry_out(self._asks, self._action, lambda said: self.app.call_from_thread(self._progress, said)))
+        except CtlError as error:
+            self._over("failed", error)
+            return
+        self._stage = "over"
+        self._say(self._outcome(record))
+        self._buttons(("esc", "close"))
+
+    def _progress(self, record: dict[str, Any]) -> None:
+        if self.is_mounted and self._stage == "running":
+            text = Text(f"\n{record.get('state')}", self.colour("warning")) + Text(f"  {duration(time.monotonic() - self._began)}")
+            self._say(text + Text(f"\n{one_line(record['message'])}" if record.get("message") else "", self.colour("muted")))
+
+    def _outcome(self, record: dict[str, Any]) -> Text:
+        """How it ended, and the result of each rank."""
+        state = str(record.get("state"))
+        text = Text("\n") + Text(state, f"bold {self.colour(STATES.get(state, 'foreground'))}")
+        text += Text(f"  {one_line(record['message'])}" if record.get("message") else "")
+        for item in record.get("results") or []:
+            fine = bool(item.get("ok"))
+            said = item.get("message") or item.get("code") or ("" if item.get("answered", True) else "did not answer")
+            text += Text(f"\n{item.get('role')}-{item.get('rank')}  ", self.colour("muted"))
+            text += Text("ok" if fine else "failed", self.colour("success" if fine else "error")) + Text(f"  {one_line(said)}" if said else "")
+        for name, value in (record.get("data") or {}).items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            text += Text(f"\n{name.replace('_', ' ')}  ", self.colour("muted")) + Text(one_line(shown))
+        return text
+
+    def _over(self, state: str, error: CtlError) -> None:
+        self._stage = "over"
+        text = Text("\n") + Text(state, f"bold {self.colour('error')}") + Text(f"  {one_line(error.message)}")
+        self._say(text + Text(f"\n{one_line(error.hint)}" if error.hint else "", self.colour("muted")))
+        self._buttons(("esc", "close"))
+
+    def _say(self, text: Text) -> None:
+        if self.is_mounted:
+            self.query_one("#said", Static).update(text)
+
+    def _buttons(self, *buttons: tuple[str, str]) -> None:
+        if self.is_mounted:
+            self.query_one(".buttons", Static).update(Text("").join(self.button(key, what) for key, what in buttons))
+
+
+class Keys(Dialog):
+    """All keys."""
+
+    BINDINGS = [("question_mark", "dismiss", "close"), _CLOSE]  # noqa: RUF012 - as textual wants it
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = "keys"
+            with VerticalScroll(id="plan"):
+                yield Static("", id="text")
+            yield Static("", classes="buttons")
+
+    def on_mount(self) -> None:
+        lines = [self._line("1-5", "tabs: overview, processes, KV cache, requests, events"), self._line("↑ ↓", "mark a row; tab goes to the next table")]
+        lines += [self._line(key.label, key.what) for key in LOOKING if not key.action.startswith("tab(")]
+        lines += [Text(""), Text("changes show their plan, and ask", self.colour("muted"))]
+        lines += [self._line(key.label, key.what) for key in CHANGING]
+        self.query_one("#text", Static).update(Text("\n").join(lines))
+        self.query_one(".buttons", Static).update(self.button("esc", "close"))
+
+    def _line(self, key: str, what: str) -> Text:
+        return Text(f"{key:>5}  ", f"bold {self.colour('primary')}") + Text(what)
+
+
+class About(Dialog):
+    """What a verb does that the dashboard does not do itself, and what to type for it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._verb = name
+
+    def compose(self) -> ComposeResult:
+        verb = VERBS[self._verb]
+        with Vertical(classes="dialog") as box:
+            box.border_title = f"llmctl {self._verb}"
+            with VerticalScroll(id="plan"):
+                yield Static(Text(_text_of(self._verb)), id="text")
+            yield Static(Text("\n".join(f"$ llmctl {line}" for line, _ in verb.examples or ((self._verb, ""),))), classes="line")
+            yield Static("", classes="buttons")
+
+    def on_mount(self) -> None:
+        self.query_one(".buttons", Static).update(self.button("esc", "close"))
+
+
+def _text_of(name: str) -> str:
+    """The verb's long text, with the lines of each paragraph joined."""
+    text = importlib.import_module(module_of(name)).__doc__ or ""
+    return "\n\n".join(part if part.startswith("    ") else " ".join(part.split("\n")) for part in text.strip().split("\n\n"))

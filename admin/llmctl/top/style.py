@@ -1,0 +1,118 @@
+"""How the dashboard looks: the colours, and the sheet. Without colour (NO_COLOR) what matters is still said by words, glyphs, bold and reverse."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
+from textual.theme import Theme
+
+THEME: Final = Theme(
+    name="llmd",
+    primary="#7aa6da",
+    secondary="#8fb8b0",
+    accent="#c3a6d8",
+    foreground="#c9ced6",
+    background="#15181d",
+    surface="#1a1e24",
+    panel="#242a32",
+    success="#83b88c",
+    warning="#d8b36a",
+    error="#dc7f83",
+    dark=True,
+    variables={"muted": "#77808c", "line": "#343c46", "footer-key-foreground": "#7aa6da"},
+)
+
+#: Of states -> a name of the theme's colours.
+STATES: Final = {
+    **dict.fromkeys(("ready", "busy", "succeeded", "ok"), "success"),
+    **dict.fromkeys(
+        ("starting", "loading", "warming", "recovering", "reloading", "draining", "paused", "asleep", "stopping", "blocked", "running", "pending", "warning"),
+        "warning",
+    ),
+    **dict.fromkeys(
+        ("stopped", "died", "failed", "stalled", "backoff", "exited", "partial", "rolled_back", "error", "not running", "not answering", "not allowed",
+         "not understood"),
+        "error",
+    ),
+}  # fmt: skip
+
+SHEET: Final = """
+Screen { background: $background; color: $foreground; layers: base; }
+#head { height: 1; padding: 0 1; background: $panel; }
+#tabs { height: 1; padding: 0 1; background: $panel; }
+#foot { height: 1; padding: 0 1; background: $panel; color: $muted; }
+#filter { height: 1; border: none; padding: 0 1; background: $panel; display: none; }
+#filter.-on { display: block; }
+#panes { height: 1fr; padding: 0; }
+Pane { height: 1fr; }
+.-stale Tile, .-stale Lines, .-stale Rows, .-stale PageMap, .-stale Detail { text-opacity: 45%; }
+
+#banner { height: 3; padding: 0 1; border-left: outer $muted; background: $surface; }
+#banner.-success { border-left: outer $success; }
+#banner.-warning { border-left: outer $warning; }
+#banner.-error { border-left: outer $error; }
+
+#tiles { layout: grid; grid-size: 2; grid-columns: 1fr; grid-rows: 1fr; height: 1fr; }
+Tile, .box { border: round $line; border-title-color: $muted; border-subtitle-color: $muted; padding: 0 1; }
+Tile > Chart { height: 1fr; }
+Tile > Headline { height: 1; }
+#memory { height: 3; }
+.-tall #memory { height: 6; }
+#memory > Chart { display: none; }
+.-tall #memory > Chart { display: block; }
+.-short Tile { border: none; }
+.-short #memory { height: 2; }
+
+Rows { height: 1fr; background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; }
+Rows > .datatable--header { background: $background; color: $muted; text-style: none; }
+Rows > .datatable--cursor { background: $panel; color: $foreground; text-style: none; }
+Rows:focus > .datatable--cursor { background: $primary 30%; color: $foreground; text-style: bold; }
+Rows > .datatable--hover, Rows > .datatable--header-hover { background: $surface; }
+.box:focus-within { border: round $primary 60%; border-title-color: $foreground; }
+.box { height: 1fr; }
+Detail { height: auto; max-height: 6; border: round $line; border-title-color: $muted; padding: 0 1; color: $foreground; }
+.-short Detail { display: none; }
+#map { height: 7; }
+.-tall #map { height: 11; }
+.-short #map { height: 5; }
+PageMap { height: 1fr; }
+#cache-tables { height: 1fr; layout: vertical; }
+.-wide #cache-tables { layout: horizontal; }
+.-short #holders { display: none; }
+Lines { height: 1fr; background: $background; scrollbar-size-vertical: 1; }
+
+Ask, Keys, About { align: center middle; background: $background 60%; }
+.dialog { width: 72; max-width: 94%; height: auto; max-height: 90%; border: round $primary; background: $surface; padding: 1 2; }
+.dialog { border-title-color: $foreground; }
+.dialog.-ends { border: round $error; }
+.dialog .line { margin: 1 0 0 0; color: $primary; }
+.dialog #plan, .dialog #text { height: auto; max-height: 14; scrollbar-size-vertical: 1; }
+.dialog .buttons { height: 1; margin: 1 0 0 0; color: $muted; }
+CommandPalette > Vertical { background: $surface; }
+ToastRack { margin-bottom: 1; }
+"""
+
+
+class NoColours(LineFilter):
+    """Takes all colours away; what stood on a ground that stands out is reversed, and what was faint stays faint."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(text, _plain(style, background.rgb) if style is not None else None, control) for text, style, control in segments]
+
+
+#: Brightness (0 to 1) by which a ground stands out, and below which text is faint.
+_STANDS_OUT: Final = 0.12
+_FAINT: Final = 0.54
+
+
+@lru_cache(1024)
+def _plain(style: Style, background: tuple[int, int, int]) -> Style:
+    ground = Color.from_rich_color(style.bgcolor).brightness if style.bgcolor is not None else Color(*background).brightness
+    text = Color.from_rich_color(style.color).brightness if style.color is not None else 1.0
+    stands_out = ground - Color(*background).brightness > _STANDS_OUT
+    return Style(bold=style.bold, italic=style.italic, underline=style.underline, reverse=bool(style.reverse) or stands_out or None, dim=text < _FAINT or None)

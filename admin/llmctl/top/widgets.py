@@ -1,0 +1,241 @@
+"""The small parts that the panes are made of. Each has `show`, which takes plain data; none asks anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.events import Resize
+from textual.reactive import reactive
+from textual.widget import Widget
+from textual.widgets import DataTable, RichLog, Static
+
+from llmctl.output import one_line
+from llmctl.top.style import STATES
+
+_BARS: Final = " ▁▂▃▄▅▆▇█"
+
+
+class Painted(Widget):
+    """A widget that draws with the theme's colours."""
+
+    def colour(self, name: str) -> str:
+        """As rich writes it: a colour of the theme, or one of its variables."""
+        return self.app.theme_variables.get(name, "default")
+
+    def state_text(self, state: str) -> Text:
+        """A state in its colour."""
+        return Text(state, self.colour(STATES.get(state, "foreground")))
+
+
+class Chart(Painted):
+    """Bars, as many as it is wide and as high as it is; scaled to the highest, or to `top`."""
+
+    values: Callable[[int], list[float | None]] | None = None
+    top: float | None = None
+
+    def __init__(self, hue: str) -> None:
+        super().__init__()
+        self._hue = hue
+
+    def render(self) -> Text:
+        width, height = self.size
+        values = self.values(width) if self.values is not None and width else []
+        peak = self.top or max((value for value in values if value is not None), default=0.0) or 1.0
+        lines = []
+        for row in range(height - 1, -1, -1):
+            lines.append("".join(_cell(value, peak, row, height) for value in values))
+        return Text("\n".join(lines), self.colour(self._hue), no_wrap=True, overflow="crop")
+
+
+def _cell(value: float | None, peak: float, row: int, height: int) -> str:
+    if value is None:
+        return " "
+    eighths = max(1, round(min(1.0, value / peak) * height * 8))  # even nothing has a ground line: it was seen, and it was nothing
+    return _BARS[max(0, min(8, eighths - row * 8))]
+
+
+class Headline(Painted):
+    """One line: what matters, and on the right what goes with it. Names itself where its tile has no border to do it."""
+
+    content: reactive[tuple[Text, Text]] = reactive((Text(), Text()))
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def render(self) -> Text:
+        left, right = self.content
+        if self.screen.has_class("-short"):
+            left = Text(f"{self._title}  ", self.colour("muted")) + left
+        gap = self.size.width - left.cell_len - right.cell_len
+        line = left.copy() if gap < 1 else left + " " * gap + right
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
+class Tile(Vertical):
+    """A headline above a chart."""
+
+    def __init__(self, title: str, hue: str, id: str) -> None:
+        super().__init__(id=id)
+        self.border_title = title
+        self.headline = Headline(title)
+        self.chart = Chart(hue)
+
+    def compose(self) -> ComposeResult:
+        yield self.headline
+        yield self.chart
+
+    def show(self, left: Text, right: Text, values: Callable[[int], list[float | None]], top: float | None = None) -> None:
+        """`values(width)` are the chart's columns."""
+        self.headline.content = (left, right)
+        self.chart.values, self.chart.top = values, top
+        self.chart.refresh()
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    value: Callable[[dict[str, Any]], Any]
+    """By which it is sorted; shown as it is, if nothing else is said."""
+    width: int
+    """0: what is left."""
+    right: bool = False
+    shown: Callable[[dict[str, Any]], str] | None = None
+    wide: bool = False
+    """Only where the screen is wide."""
+
+    def text(self, row: dict[str, Any]) -> str:
+        return one_line(self.shown(row) if self.shown is not None else self.value(row))
+
+
+class Rows(DataTable[Text], Painted):
+    """A table that can be filtered and sorted, and keeps its cursor on its row while the rows change."""
+
+    def __init__(self, columns: Sequence[Column], key: Callable[[dict[str, Any]], str], sort: int | None = None, id: str | None = None) -> None:
+        super().__init__(id=id, cursor_type="row", cell_padding=0, zebra_stripes=False)
+        self._all, self._key, self._sort = tuple(columns), key, sort
+        self._columns: tuple[Column, ...] = ()
+        self._rows: list[dict[str, Any]] = []
+        self._drawn: list[dict[str, Any]] = []
+        self._filter = ""
+
+    def show(self, rows: Iterable[dict[str, Any]]) -> None:
+        """These are the rows now."""
+        self._rows = list(rows)
+        self._draw()
+
+    def filter(self, text: str) -> None:
+        """Only rows that hold it, whatever the case."""
+        self._filter = text.casefold()
+        self._draw()
+
+    def sort_next(self) -> str:
+        """By the next column; its name."""
+        number = len(self._columns)
+        self._sort = 0 if self._sort is None else (self._sort + 1) % max(1, number)
+        self._draw()
+        return self._columns[self._sort].name if number else ""
+
+    @property
+    def marked(self) -> dict[str, Any] | None:
+        """The row under the cursor."""
+        return self._drawn[self.cursor_row] if 0 <= self.cursor_row < len(self._drawn) else None
+
+    def on_resize(self, event: Resize) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self.size.width:
+            return
+        marked, scrolled = self.marked, self.scroll_y
+        self.clear(columns=True)
+        self._columns = tuple(column for column in self._all if not column.wide or self.screen.has_class("-wide"))
+        self._heads()
+        self._drawn = self._sorted([row for row in self._rows if self._wanted(row)])
+        for row in self._drawn:
+            self.add_row(*(self._cell(column, row) for column in self._columns))
+        if marked is not None:
+            place = next((n for n, row in enumerate(self._drawn) if self._key(row) == self._key(marked)), 0)
+            self.move_cursor(row=place, animate=False, scroll=False)
+        self.scroll_to(y=scrolled, animate=False)
+
+    def _heads(self) -> None:
+        left = self.size.width - sum(column.width + 1 for column in self._columns if column.width) - 1
+        for number, column in enumerate(self._columns):
+            mark = ("▾" if column.right else "▴") if number == self._sort else ""
+            label = Text(column.name + mark, justify="right" if column.right else "left", no_wrap=True)
+            self.add_column(_spaced(label, column.right), width=(column.width or max(4, left)) + 1, key=column.name)
+
+    def _wanted(self, row: dict[str, Any]) -> bool:
+        return not self._filter or any(self._filter in column.text(row).casefold() for column in self._all)
+
+    def _sorted(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self._sort is None or self._sort >= len(self._columns):
+            return rows
+        column = self._columns[self._sort]
+        known = [row for row in rows if column.value(row) is not None]
+        return sorted(known, key=column.value, reverse=column.right) + [row for row in rows if column.value(row) is None]
+
+    def _cell(self, column: Column, row: dict[str, Any]) -> Text:
+        text = column.text(row)
+        cell = self.state_text(text) if column.name == "STATE" else Text(text, self.colour("muted") if text in ("-", "–", "0") else "")
+        cell.justify, cell.no_wrap, cell.overflow = "right" if column.right else "left", True, "ellipsis"
+        return _spaced(cell, column.right)
+
+
+def _spaced(text: Text, right: bool) -> Text:
+    """With the space that parts it from the next column."""
+    if right:
+        text.append(" ")
+    return text
+
+
+class Lines(RichLog, Painted):
+    """Lines that come and stay, the newest at the bottom; can be filtered."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id, wrap=True, max_lines=2000, auto_scroll=True)
+        self._kept: tuple[Any, ...] = ()
+        self._filter = ""
+
+    def show(self, lines: tuple[Any, ...]) -> None:
+        """All of them; those that have been shown are the same objects as before."""
+        last = self._kept[-1] if self._kept else None
+        new = next((n + 1 for n in range(len(lines) - 1, -1, -1) if lines[n] is last), 0)
+        self._kept = lines
+        for line in lines[new:]:
+            self._add(line)
+
+    def filter(self, text: str) -> None:
+        """Only lines that hold it, whatever the case."""
+        self._filter = text.casefold()
+        self._again()
+
+    def on_resize(self, event: Resize) -> None:
+        self._again()
+
+    def _again(self) -> None:
+        self.clear()
+        for line in self._kept:
+            self._add(line)
+
+    def _add(self, line: Any) -> None:
+        text = self.line_text(line)
+        if self._filter in text.plain.casefold():
+            self.write(text, scroll_end=self.is_vertical_scroll_end)
+
+    def line_text(self, line: Any) -> Text:
+        """How one line looks."""
+        raise NotImplementedError
+
+
+class Detail(Static):
+    """All that is known of the marked row."""
