@@ -202,12 +202,10 @@ class Core:
         """Tell a process that has come up what was set by hand since its configuration was written."""
         level = self.remembered.log_levels.get(worker.name)
         if level is not None:
-            self.spawn(self._say(worker, "log_level", {"level": level}), "log level")
+            self.spawn(self._command([worker], "log_level", {"level": level}), "log level")
+        self._clear_away(worker)
         if self.remembered.configured and worker.role in ("frontend", "scheduler"):
-            self.spawn(self._say(worker, "configure", {"args": msgspec.to_builtins(self.boot.args)}), "configuration")
-
-    async def _say(self, worker: Worker, verb: str, params: dict[str, Any]) -> None:
-        await self.channel.command([worker], verb, params, within=5.0)
+            self.spawn(self._command([worker], "configure", {"args": msgspec.to_builtins(self.boot.args)}), "configuration")
 
     def _note_return(self, worker: Worker) -> None:
         """Say once that a process that had ended is there again."""
@@ -229,11 +227,23 @@ class Core:
         self.channel.forget(worker)
         self.changed.set()
         if worker.role == "frontend":
-            self.spawn(self._tell_frontend_gone(worker), "frontend_gone")
+            self._tell_frontend_gone(self.table.role("scheduler"), worker.rank, worker.incarnation)
 
-    async def _tell_frontend_gone(self, worker: Worker) -> None:
-        params = {"frontend": worker.rank, "incarnation": worker.incarnation}
-        await self.channel.command(self.table.role("scheduler"), "frontend_gone", params, within=5.0)
+    def _clear_away(self, worker: Worker) -> None:
+        """Frontends that died while control was away: `worker`, which has come up or introduced itself anew, is one's successor or held their requests."""
+        if worker.role == "frontend" and worker.incarnation > 1:
+            self._tell_frontend_gone(self.table.role("scheduler"), worker.rank, worker.incarnation - 1)
+        elif worker.role == "scheduler":
+            for frontend in self.table.role("frontend"):
+                if frontend.incarnation > 1:
+                    self._tell_frontend_gone([worker], frontend.rank, frontend.incarnation - 1)
+
+    def _tell_frontend_gone(self, schedulers: list[Worker], rank: int, incarnation: int) -> None:
+        params = {"frontend": rank, "incarnation": incarnation}
+        self.spawn(self._command(schedulers, "frontend_gone", params), "frontend_gone")
+
+    async def _command(self, workers: list[Worker], verb: str, params: dict[str, Any]) -> None:
+        await self.channel.command(workers, verb, params, within=5.0)
 
     def _changed_state(self, change: Change) -> None:
         log.info("%s -> %s%s", change.source, change.target, f": {change.reason}" if change.reason else "", extra={"epoch": self.epoch})

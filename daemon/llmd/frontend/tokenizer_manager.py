@@ -54,11 +54,12 @@ class TextSpec(Struct, frozen=True):
 
 
 class TokenizerManager:
-    """See the module. `port` is replaced at each epoch by itself (`SchedulerPort.open`). `random_seed`: that of the configuration."""
+    """See the module. `port` is replaced at each epoch by itself (`SchedulerPort.open`). `random_seed`: that of the configuration.
+    `incarnation`: this frontend's."""
 
-    def __init__(self, frontend: int, view: EngineView, port: SchedulerPort, meter: Meter, random_seed: int | None = None) -> None:
+    def __init__(self, frontend: int, view: EngineView, port: SchedulerPort, meter: Meter, random_seed: int | None = None, incarnation: int = 1) -> None:
         self._seeds = secrets.SystemRandom() if random_seed is None else random.Random(f"{random_seed}/{frontend}")
-        self._frontend = frontend
+        self._frontend, self._incarnation = frontend, incarnation
         self._view = view
         self._meter = meter
         self.flights = Flights(view, port, meter)
@@ -192,6 +193,7 @@ class TokenizerManager:
             return TokenizedEmbeddingReqInput(
                 rid=rid,
                 frontend=self._frontend,
+                incarnation=self._incarnation,
                 epoch=0,
                 input_ids=spec.input_ids,
                 pooling=spec.pooling,
@@ -202,6 +204,7 @@ class TokenizerManager:
         return TokenizedGenerateReqInput(
             rid=rid,
             frontend=self._frontend,
+            incarnation=self._incarnation,
             epoch=0,
             input_ids=spec.input_ids,
             sampling=spec.sampling,

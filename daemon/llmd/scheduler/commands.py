@@ -55,7 +55,8 @@ class Commands:
         self._link.reply(command, {"pages_freed": self._scheduler.kv.flush()})
 
     def _frontend_gone(self, command: Command) -> None:
-        self._link.reply(command, {"aborted": self._scheduler.frontend_gone(int(command.params["frontend"]))})
+        params = command.params
+        self._link.reply(command, {"aborted": self._scheduler.frontend_gone(int(params["frontend"]), int(params["incarnation"]))})
 
     def _configure(self, command: Command) -> None:
         self._scheduler.configure(self._limits(msgspec.convert(command.params["args"], ServerArgs)))

@@ -55,6 +55,7 @@ def as_request(source: TokenizedEmbeddingReqInput) -> TokenizedGenerateReqInput:
     return TokenizedGenerateReqInput(
         rid=source.rid,
         frontend=source.frontend,
+        incarnation=source.incarnation,
         epoch=source.epoch,
         input_ids=source.input_ids,
         sampling=_NOTHING,

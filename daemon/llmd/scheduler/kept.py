@@ -6,6 +6,8 @@ these the oldest go when they are too many: their frontend would have them compu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from llmd.scheduler.req import Req
@@ -54,9 +56,9 @@ class Kept:
         self._reqs.pop(rid, None)
         self._tokens -= self._finished.pop(rid, 0)
 
-    def drop_frontend(self, frontend: int) -> None:
+    def drop_owned(self, owned: Callable[[Req], bool]) -> None:
         """A frontend is gone, and with it all who could ask for what it owned."""
-        for rid in [rid for rid, req in self._reqs.items() if req.source.frontend == frontend]:
+        for rid in [rid for rid, req in self._reqs.items() if owned(req)]:
             self.drop(rid)
 
 

@@ -336,15 +336,19 @@ class Scheduler:
         self.abort(req.rid, keep=keep)
         self._output.refuse(req.rid, req.source.frontend, why.code, why.message, why.param)
 
-    def frontend_gone(self, frontend: int) -> int:
-        """End all that a dead frontend owned; returns how many.
+    def frontend_gone(self, frontend: int, incarnation: int) -> int:
+        """End all that a dead frontend and those before it owned; returns how many. Its successor's requests go on.
 
-        Its successor, which knows none of them, ignores the errors; should it have sent a request already, that one is told.
+        The successor knows none of them, and ignores the errors.
         """
-        gone = [req for req in (*self.decode.running.values(), *self.waiting) if req.source.frontend == frontend]
+
+        def owned(req: Req) -> bool:
+            return req.source.frontend == frontend and req.source.incarnation <= incarnation
+
+        gone = [req for req in (*self.decode.running.values(), *self.waiting) if owned(req)]
         for req in gone:
             self.fail(req, Refusal("engine_unavailable", "the process that held this request has been replaced"))
-        self._kept.drop_frontend(frontend)
+        self._kept.drop_owned(owned)
         return len(gone)
 
     def _expire(self) -> None:

@@ -142,7 +142,7 @@ class Suspects:
 
 def _hash(source: _Source) -> bytes:
     """The same for two requests that ask for the same, whoever asks; a seed may be chance, so it does not count."""
-    what = msgspec.structs.replace(source, rid="", frontend=0, epoch=0, priority=0, resumed=False, debug_text="")
+    what = msgspec.structs.replace(source, rid="", frontend=0, incarnation=0, epoch=0, priority=0, resumed=False, debug_text="")
     if isinstance(what, TokenizedGenerateReqInput):
         what = msgspec.structs.replace(what, output_ids=[], sampling=msgspec.structs.replace(what.sampling, seed=0))
     return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()

@@ -83,6 +83,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """Also the logprob of each prompt token (`echo`)."""
     resumed: bool = False
     """An engine had taken it before, and is gone: it is not refused for a full queue, and goes before new ones."""
+    incarnation: int = 1
+    """Of the frontend: a successor's requests are not what is dropped when it dies."""
     debug_text: str = ""
     """The prompt's text, only while failpoints are armed."""
 
@@ -100,6 +102,7 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     priority: int = 0
     resumed: bool = False
     """As for a request to generate."""
+    incarnation: int = 1
     debug_text: str = ""
     """The text, only while failpoints are armed."""
 

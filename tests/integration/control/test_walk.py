@@ -220,3 +220,14 @@ def test_requests_that_wait_while_memory_is_free_and_nothing_runs_end_readiness(
         assert "cached 7, active 93; scheduler-0 idle" in made.log.read_text()
         scheduler.meter.set("llmd_requests_running", 1)
         wait_for(lambda: frontend.last is not None and not frontend.last.stalled, "the alarm's end")
+
+
+def test_a_frontend_that_died_while_control_was_away_is_told_to_the_scheduler_too(daemon: Stage) -> None:
+    daemon.start_control()
+    scheduler, _, frontend = daemon.to_ready()
+    daemon.kill_control()
+    frontend.link.close()
+    daemon.worker("frontend", pid=302, incarnation=2).link.ready()
+    daemon.start_control(incarnation=2)
+    gone = wait_for(lambda: [c for c in scheduler.commands if c.verb == "frontend_gone"], "frontend_gone")
+    assert all(c.params == {"frontend": 0, "incarnation": 1} for c in gone), "never the successor's requests"

@@ -135,10 +135,12 @@ def test_aborts_take_effect_at_once_running_or_waiting(start: Start) -> None:
 def test_a_dead_frontends_requests_are_aborted(start: Start) -> None:
     engine = start(failpoints="scheduler.step=delay(2ms)")
     engine.send("theirs", [1], 900, frontend=1)
+    engine.send("successors", [3], 100, frontend=1, incarnation=2)
     engine.send("ours", [2], 100, frontend=0)
-    engine.until("both run", lambda: engine.answers["theirs"].tokens and engine.answers["ours"].tokens, 5)
-    assert engine.command("frontend_gone", frontend=1).data == {"aborted": 1}
+    engine.until("all run", lambda: all(engine.answers[rid].tokens for rid in ("theirs", "successors", "ours")), 5)
+    assert engine.command("frontend_gone", frontend=1, incarnation=1).data == {"aborted": 1}
     assert engine.wait_over("ours")[0].tokens == [2] * 100
+    assert engine.wait_over("successors")[0].tokens == [3] * 100
     assert engine.answers["theirs"].finish is None
     assert engine.forgotten == ["theirs"]
     assert_idle(engine)

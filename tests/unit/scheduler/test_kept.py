@@ -100,7 +100,7 @@ def test_finished_output_is_bounded_and_aborted_output_is_dropped(monkeypatch: p
     bench.source.queue.append(AbortReq(rid="long", epoch=1))
     bench.run()
     assert len(bench.scheduler._kept) == 5
-    bench.scheduler.frontend_gone(0)
+    bench.scheduler.frontend_gone(0, 1)
     assert len(bench.scheduler._kept) == 0
 
 
