@@ -38,8 +38,34 @@ Exit status:
   130  second SIGINT: stopped at once
 """
 
-config_option = click.option("-c", "--config", "config_file", metavar="FILE", help="Configuration file (YAML). Default: $LLMD_CONFIG, else none.")
-set_option = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Set one key, for example --set http.port=8080. May be repeated.")
+
+def _one_file(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """One file at most: which of several holds is nothing to guess."""
+    if len(values) > 1:
+        raise click.BadParameter(f"given {len(values)} times; llmd reads one file")
+    if "" in values:
+        raise click.BadParameter("empty, expected a file")
+    return values[0] if values else None
+
+
+def _assignments(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not value.partition("=")[1] or not value.partition("=")[0].strip():
+            raise click.BadParameter(f"{value!r} is no KEY=VALUE, like http.port=8080")
+    return values
+
+
+config_option = click.option(
+    "-c", "--config", "config_file", metavar="FILE", multiple=True, callback=_one_file, help="Configuration file (YAML). Default: $LLMD_CONFIG, else none."
+)
+set_option = click.option(
+    "--set",
+    "overrides",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=_assignments,
+    help="Set one key, for example --set http.port=8080. May be repeated.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -22,7 +22,10 @@ from llmd.config.load import Loaded
 from llmd.config.sglang import ALWAYS_ON, CONFIG, TABLE, complaint, flag_value, load
 from llmd.engine.foreground import launch_server as launch_server
 from llmd.entry import keep_status, prepare
-from llmd.errors import UsageError
+from llmd.errors import ConfigError, UsageError
+
+#: The key that opens an address to everybody.
+_OPEN = "http.allow_unauthenticated"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,8 +59,17 @@ def read(argv: list[str], *, checked: bool = False) -> tuple[Loaded, bool]:
         faults = [f"unexpected argument: {rest[0]!r}"]
     if faults:
         raise UsageError("\n".join(faults), hint="python -m llmd.launch_server --help lists what there is; --set KEY=VALUE sets any key")
+    if bad := next((text for text in options.overrides if not text.partition("=")[1]), None):
+        raise UsageError(f"--set: {bad!r} is no KEY=VALUE, like http.port=8080")
+    if len(options.config) > 1 or "" in options.config:
+        raise UsageError(f"--{CONFIG}: expected one file, got {' and '.join(map(repr, options.config))}")
     check = partial(arg_faults, allow_failpoints=options.allow_failpoints) if checked else None
-    return load(options.flags or [], options.config, options.overrides, check=check), options.allow_failpoints
+    try:
+        return load(options.flags or [], next(iter(options.config), None), options.overrides, check=check), options.allow_failpoints
+    except ConfigError as error:
+        if any(_OPEN in fault for fault in error.faults):
+            error.hint = f"--set {_OPEN}=true serves everybody who reaches the address, as SGLang does"
+        raise
 
 
 class _Take(argparse.Action):
@@ -79,7 +91,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m llmd.launch_server", description="llmd with SGLang's flag names.", allow_abbrev=False)
     parser.set_defaults(flags=None)
-    parser.add_argument(f"--{CONFIG}", metavar="FILE", help="llmd's configuration file (YAML)")
+    parser.add_argument(f"--{CONFIG}", metavar="FILE", action="append", default=[], help="llmd's configuration file (YAML)")
     for flag in TABLE:
         names = [f"--{name}" for name in flag.names]
         text = f"{flag.key}: {FIELDS[flag.key].text}".replace("%", "%%")

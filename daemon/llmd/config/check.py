@@ -6,6 +6,7 @@ A key that would have no effect is never accepted in silence: either its value d
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -18,9 +19,11 @@ from llmd.config.keys import key_faults, read_admin_key, read_keys
 from llmd.config.listen import host_and_port
 from llmd.config.load import FlagValue, Loaded, load_config
 from llmd.config.server_args import ServerArgs
+from llmd.config.units import format_duration
 from llmd.errors import ConfigError
 
 DUMMY: Final = "dummy"
+_HOST_NAME: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 
 class NotYet(Struct, frozen=True):
@@ -94,10 +97,32 @@ def arg_faults(args: ServerArgs, *, allow_failpoints: bool) -> list[tuple[str, s
     first, second, most = args.supervision.restart.backoff
     if not first <= second <= most:
         faults.append("supervision.restart.backoff: the waits must not become shorter")
-    for key in ("hang_timeout", "helper_timeout", "control_timeout"):
-        if value_of(args, f"supervision.{key}") < 2 * args.supervision.heartbeat:
-            faults.append(f"supervision.{key}: must be at least two heartbeats, or healthy processes are killed")
+    faults += _heartbeat_faults(args)
     return [(fault.partition(":")[0], fault) for fault in faults]
+
+
+def _heartbeat_faults(args: ServerArgs) -> list[str]:
+    """Each under the key that was changed, so that it is told where that was written."""
+    beat, faults = args.supervision.heartbeat, []
+    for key in ("supervision.hang_timeout", "supervision.helper_timeout", "supervision.control_timeout"):
+        limit = value_of(args, key)
+        if limit >= 2 * beat:
+            continue
+        ours, other = (key, "supervision.heartbeat") if limit != FIELDS[key].default else ("supervision.heartbeat", key)
+        values = {key: format_duration(limit), "supervision.heartbeat": format_duration(beat)}
+        faults.append(
+            f"{ours}: {values[ours]} does not go with {other}: {values[other]}; a timeout is at least two heartbeats, or healthy processes are killed"
+        )
+    return faults
+
+
+def _host_faults(host: str) -> list[str]:
+    try:
+        ipaddress.ip_address(bare_host(host).partition("%")[0])
+    except ValueError:
+        if host and not _HOST_NAME.fullmatch(host):
+            return [f"http.host: {host!r} is not an address: expected an IP address or the name of a host, without a port"]
+    return []
 
 
 def _empty(args: ServerArgs) -> list[str]:
@@ -112,6 +137,8 @@ def _empty(args: ServerArgs) -> list[str]:
 def _key_faults(args: ServerArgs) -> list[str]:
     """Who may use the model: key files that cannot be used, and an address that is open to everybody."""
     http = args.http
+    if faults := _host_faults(http.host):
+        return faults
     faults = [f"http.api_keys_file: {fault}" for fault in key_faults(http.api_keys_file, read_keys)]
     faults += [f"http.admin_key_file: {fault}" for fault in key_faults(http.admin_key_file, read_admin_key)]
     if http.api_keys_file is None and not is_loopback(http.host) and not http.allow_unauthenticated:
@@ -160,9 +187,14 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(bare_host(host)).is_loopback
     except ValueError:
         return False
+
+
+def bare_host(host: str) -> str:
+    """An IPv6 address as the system takes it, without the brackets of a URL."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def _not_yet(args: ServerArgs, key: str) -> str | None:

@@ -43,6 +43,8 @@ def unknown_path(key: str) -> str:
     section = ""
     *parents, leaf = key.split(".")
     for part in parents:
+        if _join(section, part) in FIELDS:
+            return f"{_join(section, part)} is a key, there is nothing below it"
         if _join(section, part) not in SECTIONS:
             return unknown_key(section, part)[0]
         section = _join(section, part)

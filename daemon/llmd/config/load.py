@@ -91,7 +91,7 @@ def load_config(
     for override in overrides:
         _from_override(found, override)
     for flag in flags:
-        _from_text(found, flag.key, flag.text, flag.name, f"flag {flag.name}")
+        _from_text(found, flag.key, flag.text, flag.name, f"flag {flag.name}", literal=True)
     args = msgspec.convert(nest(found.values), ServerArgs)  # of the values that are right, so that all faults of all are told at once
     for key, fault in check(args) if check is not None else ():
         found.faults.append(located(found.places[key], key, fault) if key in found.places else fault)
@@ -179,17 +179,17 @@ def _from_override(found: _Values, override: str) -> None:
         found.faults.append(f"{where}: {unknown_path(key)}")
 
 
-def _from_text(found: _Values, key: str, text: str, where: str, origin: str) -> None:
-    """Take a value from a flag or the environment: text for text, otherwise a YAML value such as `[a, b]`."""
+def _from_text(found: _Values, key: str, text: str, where: str, origin: str, *, literal: bool = False) -> None:
+    """Take a value from a flag or the environment: text for text, otherwise a YAML value such as `[a, b]`. `literal`: `null` is a text, too."""
     try:
-        found.take(key, _node(key, text), here(), where, origin)
+        found.take(key, _node(key, text, literal), here(), where, origin)
     except Fault as fault:
         found.faults.append(f"{where}: {fault}")
 
 
-def _node(key: str, text: str) -> Node:
+def _node(key: str, text: str, literal: bool) -> Node:
     null = text in ("", "~", "null", "Null", "NULL")
-    if FIELDS[key].is_text and not (null and FIELDS[key].expects.endswith("null")):
+    if FIELDS[key].is_text and not (null and not literal and FIELDS[key].expects.endswith("null")):
         return ScalarNode("tag:yaml.org,2002:str", text)
     try:
         faults: list[str] = []

@@ -33,6 +33,7 @@ class Flag(Struct, frozen=True):
     """Put behind a bare number."""
 
 
+_LEVELS: Final = {level.upper(): level for level in ("debug", "info", "warning", "error")} | dict.fromkeys(("critical", "CRITICAL", "fatal", "FATAL"), "error")
 _DTYPES: Final = {"half": "float16", "float": "float32"}
 
 TABLE: Final[tuple[Flag, ...]] = (
@@ -63,7 +64,7 @@ TABLE: Final[tuple[Flag, ...]] = (
     Flag(("max-total-tokens",), "memory.max_total_tokens"),
     Flag(("page-size",), "memory.page_size"),
     Flag(("schedule-policy",), "scheduler.policy"),
-    Flag(("chunked-prefill-size",), "scheduler.chunked_prefill_size"),
+    Flag(("chunked-prefill-size",), "scheduler.chunked_prefill_size", words={"-1": "16777216"}),  # off: no prompt is longer
     Flag(("disable-overlap-schedule",), "scheduler.overlap", switch="false", off="auto"),
     Flag(("disable-radix-cache",), "scheduler.radix_cache", switch="false"),
     Flag(("radix-eviction-policy",), "scheduler.eviction"),
@@ -72,7 +73,7 @@ TABLE: Final[tuple[Flag, ...]] = (
     Flag(("watchdog-timeout",), "supervision.hang_timeout", unit="s"),
     Flag(("max-loras-per-batch",), "lora.max_adapters"),
     Flag(("max-lora-rank",), "lora.max_rank"),
-    Flag(("log-level",), "observability.log_level"),
+    Flag(("log-level",), "observability.log_level", words=_LEVELS),
     Flag(("otlp-traces-endpoint",), "observability.tracing.otlp_endpoint"),
 )
 
@@ -149,6 +150,9 @@ def load_kwargs(kwargs: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         elif name == CONFIG:
             config_file = os.fspath(value) if value is not None else None
         elif (found := flag_value(spelling, name, value)) is not None:
+            other = next((each for each in values if each.key == found.key and each.text != found.text), None)
+            if other is not None:
+                faults.append(f"{spelling}: contradicts {other.name}, which sets {found.key} too")
             values.append(found)
     if faults:
         raise UsageError("\n".join(faults))

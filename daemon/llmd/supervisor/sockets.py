@@ -10,6 +10,7 @@ from collections.abc import MutableMapping
 
 from msgspec import Struct
 
+from llmd.config.check import bare_host
 from llmd.errors import ResourceError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Listener(Struct):
 
 def url_of(host: str, port: int) -> str:
     """http URL of an address; one that means every address becomes this machine's own."""
+    host = bare_host(host)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -53,6 +55,7 @@ def listen(host: str, port: int, backlog: int, environ: MutableMapping[str, str]
 
 def bind(host: str, port: int, backlog: int) -> socket.socket:
     """Bind and listen on host:port (IPv4, IPv6, or a name; port 0 takes a free one). Raises ResourceError naming host:port."""
+    host = bare_host(host)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

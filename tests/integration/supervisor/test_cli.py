@@ -36,7 +36,7 @@ def llmd(directory: Path, *words: str, **env: str) -> subprocess.CompletedProces
 DUMMY = ("--allow-failpoints", "--model", "dummy", "--port", "0")
 
 
-@pytest.mark.parametrize("words", [("--no-such-flag",), ("surplus",)])
+@pytest.mark.parametrize("words", [("--no-such-flag",), ("surplus",), ("--set", "http"), ("-c", ""), ("-c", "a", "-c", "b")])
 def test_a_bad_command_line_is_2(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert llmd(tmp_path, "run", *words).returncode == 2
 

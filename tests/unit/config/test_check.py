@@ -95,9 +95,29 @@ def test_the_scripted_model_needs_failpoints() -> None:
     assert refusals("model.path=dummy", allow_failpoints=True) == []
 
 
-def test_timeouts_shorter_than_two_heartbeats_are_refused() -> None:
-    (found,) = refusals("supervision.heartbeat=3s")[:1]
-    assert "two heartbeats" in found
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("supervision:\n  heartbeat: 10s\n", "2:14: supervision.heartbeat: 10s does not go with supervision.helper_timeout: 5s"),
+        ("supervision:\n  helper_timeout: 100ms\n", "2:19: supervision.helper_timeout: 100ms does not go with supervision.heartbeat: 500ms"),
+    ],
+)
+def test_timeouts_shorter_than_two_heartbeats_are_refused_with_both_keys_where_they_were_written(tmp_path: Path, text: str, where: str) -> None:
+    (tmp_path / "llmd.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_checked(str(tmp_path / "llmd.yaml"), [], {}, allow_failpoints=True)
+    assert any(fault.startswith(f"{tmp_path}/llmd.yaml:{where}") for fault in caught.value.faults)
+    assert all("two heartbeats" in fault for fault in caught.value.faults)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:80", "http://localhost", "a b", "[::1", "1.2.3", "-x"])
+def test_what_is_no_host_is_not_taken_for_an_open_address(host: str) -> None:
+    (found,) = refusals(f"http.host={host}")
+    assert "is not an address" in found
+
+
+def test_an_address_in_brackets_is_that_address() -> None:
+    assert is_loopback("[::1]") and refusals("http.host=[::1]") == [] and refusals("http.host=my-host.example.", "http.allow_unauthenticated=true") == []
 
 
 def test_waits_that_shrink_are_refused() -> None:

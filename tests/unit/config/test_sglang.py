@@ -159,3 +159,28 @@ def test_every_bad_value_is_named_by_its_flag() -> None:
         ServerArgs.from_kwargs(port="abc", tp_size=0, dtype="int3")
     assert [fault.partition(":")[0] for fault in caught.value.faults] == ["port", "tp_size", "dtype"]
     assert complaint("nothing-like-it") == "unknown flag"
+
+
+def test_names_for_one_key_must_agree() -> None:
+    with pytest.raises(UsageError, match=r"tp_size: contradicts tp, which sets parallel\.tp too"):
+        ServerArgs.from_kwargs(tp=1, tp_size=2)
+    assert ServerArgs.from_kwargs(tp=1, tp_size=1).parallel.tp == 1
+
+
+def test_words_of_sglang_that_mean_something_else_here() -> None:
+    assert ServerArgs.from_kwargs(served_model_name="null").model.served_name == "null"
+    assert ServerArgs.from_kwargs(log_level="INFO").observability.log_level == "info"
+    assert ServerArgs.from_kwargs(log_level="critical").observability.log_level == "error"
+    assert ServerArgs.from_kwargs(chunked_prefill_size=-1).scheduler.chunked_prefill_size == 16777216
+
+
+@pytest.mark.parametrize("argv", [["--set", "http"], ["--config", ""], ["--config", "a", "--config", "b"]])
+def test_a_bad_command_line_is_the_callers_mistake(argv: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"--set: 'http' is no KEY=VALUE|--config: expected one file"):
+        read(argv)
+
+
+def test_an_open_address_is_told_how_it_is_meant() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(["--model-path", "/m", "--host", "0.0.0.0"], checked=True)
+    assert caught.value.hint.startswith("--set http.allow_unauthenticated=true")
