@@ -16,12 +16,13 @@ from llmd.config.server_args import ModelArgs
 from llmd.errors import ConfigError, LlmdError, ResourceError
 from llmd.model import native
 from llmd.plan.spec import ModelFiles
-from llmd.store import catalog, dummy, model_config, small_files
+from llmd.store import catalog, dummy, model_config, small_files, token_ids
 from llmd.store.gguf import GgufFile, lfs_hint, regular_file_size
 from llmd.store.model_config import ModelConfig
 from llmd.store.native_plan import make_plan, plan_bytes
 from llmd.store.parameters import parameter_count, parameter_faults
 from llmd.store.safetensors_dir import INDEX, SafetensorsDir, read_json
+from llmd.store.token_ids import id_faults
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.load import Tokenizer, load_tokenizer
 
@@ -165,7 +166,7 @@ def _gguf(path: Path, name: str) -> _Found:
     if file.metadata.get("split.count", 0) not in (0, 1):
         raise ConfigError(f"{path}: one part of a split GGUF file; join the parts (llama-gguf-split --merge)")
     config = model_config.from_gguf(file)
-    faults = parameter_faults(config, file.tensors, str(path), gguf=True)
+    faults = parameter_faults(config, file.tensors, str(path), gguf=True) + id_faults(file.metadata, token_ids.GGUF, config.vocab_size, str(path))
     if faults:
         raise ConfigError(faults)
     sizes: dict[str, int] = {}
@@ -222,7 +223,9 @@ def _directory(path: Path) -> _Found:
         raise ConfigError(f"{path}: no config.json in it{'; give one of its GGUF files as model.path' if ggufs else ''}")
     raw = read_json(path / "config.json")
     config = model_config.from_hf(raw, str(path / "config.json"))
-    faults: list[str] = []
+    faults = id_faults(raw, token_ids.HF, config.vocab_size, str(path / "config.json"))
+    if (generation := path / "generation_config.json").exists():
+        faults += id_faults(read_json(generation), token_ids.HF, config.vocab_size, str(generation))
     weights: SafetensorsDir | None = None
     try:
         weights = SafetensorsDir(path)

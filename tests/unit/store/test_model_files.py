@@ -213,3 +213,35 @@ def test_small_files_go_to_the_first_place_that_can_be_written_unless_the_cache_
         model_files(ModelArgs(path=str(path)), cache, places[:1])
     kept = found(path, cache).small_dir
     assert Path(kept).is_relative_to(cache) and model_files(ModelArgs(path=str(path)), cache, places).small_dir == kept
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("eos_token_id", VOCAB, f"eos_token_id: {VOCAB} is not in the vocabulary of {VOCAB}"),
+        ("eos_token_id", [EOS, -1], "eos_token_id: -1 is not in the vocabulary"),
+        ("eos_token_id", "</s>", "eos_token_id: expected the id of a token, got '</s>'"),
+        ("bos_token_id", 10**9, "bos_token_id: 1000000000 is not in the vocabulary"),
+        ("bos_token_id", True, "bos_token_id: expected the id of a token, got True"),
+    ],
+)
+def test_ids_that_no_token_has_are_faults(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    config, tensors = read_checkpoint(random_llama(tmp_path / "whole"))
+    bad = write_checkpoint(tmp_path / "m", {**config, key: value}, tensors)
+    with pytest.raises(ConfigError) as caught:
+        found(bad, tmp_path / "cache")
+    assert [fault for fault in caught.value.faults if fault == f"{bad}/config.json: {words}" or words in fault]
+    good = write_checkpoint(tmp_path / "g", config, tensors)
+    (good / "generation_config.json").write_text(json.dumps({key: value}))
+    with pytest.raises(ConfigError, match="generation_config"):
+        found(good, tmp_path / "cache")
+
+
+def test_ids_of_a_gguf_file_that_no_token_has_are_faults(tmp_path: Path) -> None:
+    gguf = gguf_of(random_llama(tmp_path / "hf"), tmp_path / "m.gguf", "Q8_0")
+    key = b"tokenizer.ggml.eos_token_id" + struct.pack("<I", 4)
+    data = gguf.read_bytes()
+    at = data.index(key) + len(key)
+    gguf.write_bytes(data[:at] + struct.pack("<I", VOCAB) + data[at + 4 :])
+    with pytest.raises(ConfigError, match=f"tokenizer.ggml.eos_token_id: {VOCAB} is not in the vocabulary of {VOCAB}"):
+        found(gguf, tmp_path / "cache")
