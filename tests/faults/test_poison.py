@@ -27,15 +27,15 @@ def test_a_poison_request_among_sixteen_others_fails_alone(tmp_path: Path) -> No
         threads = [threading.Thread(target=run, args=(number,)) for number in range(16)]
         for thread in threads:
             thread.start()
-        wait_for("all run", lambda: daemon.requests()[0] == 16, 20)
+        wait_for("all run", lambda: daemon.requests()[0] == 16, 60)
         poison = daemon.complete("please CRASHME now", max_tokens=20)
         assert poison.status_code == 500 and poison.json()["error"]["code"] == "engine_crash", poison.text
         assert "CRASHME" not in poison.text
         for thread in threads:
             thread.join(60)
         assert texts == {number: (f"innocent {number:02} " * 30)[:300] for number in range(16)}
-        wait_for("four engines have died of it", lambda: daemon.status()["epoch"] == 5, 10)
-        wait_for("it is counted", lambda: daemon.metric("llmd_requests_isolated_total") == 1, 10)
+        wait_for("four engines have died of it", lambda: daemon.status()["epoch"] == 5, 60)
+        wait_for("it is counted", lambda: daemon.metric("llmd_requests_isolated_total") == 1, 60)
         again = daemon.complete("please CRASHME now", max_tokens=20, seed=5)
         assert again.status_code == 500 and again.json()["error"]["code"] == "engine_crash"
         assert daemon.status()["epoch"] == 5, "it was not even tried"
@@ -54,7 +54,7 @@ def test_a_request_that_makes_its_step_fail_costs_nobody_else(tmp_path: Path, ov
         threads = [threading.Thread(target=lambda: texts.append(daemon.text("hello", max_tokens=200, ignore_eos=True))) for _ in range(8)]
         for thread in threads:
             thread.start()
-        wait_for("all run", lambda: daemon.requests()[0] == 8, 20)
+        wait_for("all run", lambda: daemon.requests()[0] == 8, 60)
         failed = daemon.complete("please RAISEME now")
         assert failed.status_code == 500 and failed.json()["error"]["code"] == "internal_error"
         for thread in threads:
