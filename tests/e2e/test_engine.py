@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import itertools
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -87,6 +89,27 @@ def test_a_batch_keeps_its_order_and_takes_parameters_for_each(engine: Engine) -
     assert [r["text"] for r in engine.generate(input_ids=[[97, 98], [99]], sampling_params=GREEDY)] == [echo("ab", 8), echo("c", 8)]
     assert engine.generate(["one"], GREEDY)[0]["text"] == echo("one", 8)
     assert engine.generate(input_ids=[104, 105], sampling_params=GREEDY)["text"] == echo("hi", 8)
+
+
+def test_arguments_as_python_programs_have_them(engine: Engine) -> None:
+    two = {"max_new_tokens": np.int32(2), "temperature": np.float32(0)}
+    assert engine.generate(input_ids=np.array([97, 98]), sampling_params=two)["text"] == "ab"
+    assert [r["text"] for r in engine.generate(input_ids=np.array([[97, 98], [99, 100]]), sampling_params=(two, two))] == ["ab", "cd"]
+    assert engine.generate(input_ids=[np.int64(97), np.int64(98)], sampling_params=two)["text"] == "ab"
+    assert engine.generate("ab", {**two, "logit_bias": {5: 1}, "frequency_penalty": 0.1})["text"] == "ab"
+    for call, param in (
+        (lambda: engine.generate("a", {1: 2}), "sampling_params.1"),
+        (lambda: engine.flush_cache("1"), "timeout_s"),
+        (lambda: engine.flush_cache(math.inf), "timeout_s"),
+        (lambda: engine.flush_cache(math.nan), "timeout_s"),
+        (lambda: engine.flush_cache(-1), "timeout_s"),
+        (lambda: engine.update_weights(3), "path"),  # type: ignore[arg-type]
+        (lambda: engine.update_weights(Path("relative")), "path"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            call()
+        assert caught.value.param == param, caught.value.message
+    assert engine.flush_cache(np.float64(1))["pages_freed"] >= 0
 
 
 def test_several_choices_and_stops(engine: Engine) -> None:

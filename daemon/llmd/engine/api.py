@@ -10,6 +10,7 @@ environment, and leaves no file or process behind.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import weakref
@@ -24,6 +25,8 @@ from llmd import __version__
 from llmd.config import ServerArgs
 from llmd.config.check import check_args
 from llmd.engine import admin
+from llmd.engine.arguments import path as absolute_path
+from llmd.engine.arguments import plain, seconds
 from llmd.engine.generate import Answer, Job, generate
 from llmd.engine.life import Life
 from llmd.errors import EXIT_GAVE_UP, ConfigError, EngineDead, StartupError
@@ -71,12 +74,12 @@ class Engine:
     ) -> Any:
         """Generate for one prompt or a batch; `stream` gives an iterator of what there is so far. Raises RequestError, EngineDead."""
         asked = Asked(
-            prompt=prompt,
-            input_ids=input_ids,
-            sampling_params=sampling_params,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
+            prompt=plain(prompt),
+            input_ids=plain(input_ids),
+            sampling_params=plain(sampling_params),
+            return_logprob=plain(return_logprob),
+            logprob_start_len=plain(logprob_start_len),
+            top_logprobs_num=plain(top_logprobs_num),
         )
         self._life.check()
         if stream:
@@ -97,12 +100,12 @@ class Engine:
     ) -> Any:
         """`generate` for a caller's event loop; with `stream`, `await` gives an async iterator. Cancelling aborts the request."""
         asked = Asked(
-            prompt=prompt,
-            input_ids=input_ids,
-            sampling_params=sampling_params,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
+            prompt=plain(prompt),
+            input_ids=plain(input_ids),
+            sampling_params=plain(sampling_params),
+            return_logprob=plain(return_logprob),
+            logprob_start_len=plain(logprob_start_len),
+            top_logprobs_num=plain(top_logprobs_num),
         )
         self._life.check()
         if stream:
@@ -152,16 +155,17 @@ class Engine:
 
     def flush_cache(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Forget all cached prefixes: `{"pages_freed": n}`. Raises RequestError `busy` while requests run, unless `timeout_s` waits for them."""
-        return self._change("flush", {} if timeout_s is None else {"timeout_s": timeout_s}, _QUICK_S + (timeout_s or 0.0))
+        wait = seconds("timeout_s", timeout_s)
+        return self._change("flush", {} if wait is None else {"timeout_s": wait}, _QUICK_S + (wait or 0.0))
 
-    def update_weights(self, path: str, *, version: str | None = None, mode: str | None = None) -> dict[str, Any]:
+    def update_weights(self, path: str | os.PathLike[str], *, version: str | None = None, mode: str | None = None) -> dict[str, Any]:
         """Load other weights of the same shape: `{"weights_version", "epoch"}`. Requests wait meanwhile.
 
         `mode`: what happens to running ones, `drain` (they finish first), `abort` or `now`. If the new weights fail, the old ones come back
         and RequestError says why.
         """
         supervision, reload = self._args.supervision, self._args.reload
-        body = {"path": path, "version": version, "mode": mode}
+        body = {"path": absolute_path("path", path), "version": version, "mode": mode}
         timeout = 2 * supervision.startup_timeout + reload.timeout + _QUICK_S
         return self._change("reload", {name: value for name, value in body.items() if value is not None}, timeout)
 
