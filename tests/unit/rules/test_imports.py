@@ -1,4 +1,7 @@
-"""No process but the engine ever loads torch or transformers, nor does the engine where the native kernels serve: checked in a fresh interpreter, after importing its main module."""
+"""No process but the engine ever loads torch or transformers, nor does the engine where the native kernels serve.
+
+Checked in a fresh interpreter, after importing its main module.
+"""
 
 from __future__ import annotations
 
