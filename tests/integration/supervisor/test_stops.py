@@ -157,9 +157,20 @@ def test_a_drain_without_control_and_without_requests_ends_at_once(embedded: Mak
     one = running(embedded)
     one.signal(signal.SIGTERM)
     until("it drains", lambda: one.snapshot()["stopping"])
+    one.call("report", state="draining", progressing=True, requests=0)
     os.kill(one.pid("control-0"), signal.SIGKILL)
     assert one.wait(5) == 0
     assert one.started("control-0") == 1
+
+
+def test_a_control_that_dies_before_it_has_said_what_a_drain_owes_is_replaced(embedded: Make) -> None:
+    one = running(embedded)
+    one.signal(signal.SIGTERM)
+    until("it drains", lambda: one.snapshot()["stopping"])
+    os.kill(one.pid("control-0"), signal.SIGKILL)
+    one.wait_started("control-0", 2)
+    one.call("shutdown", status=0, why="nothing in flight")
+    assert one.wait() == 0
 
 
 def test_all_children_die_with_the_supervisor(embedded: Make) -> None:
