@@ -26,6 +26,8 @@ from llmctl.top.widgets import Rows
 #: Seconds between two questions, and between two looks at how old the answer is.
 EVERY: Final = 1.0
 _TICK: Final = 0.5
+#: Cells below which words are left out.
+_NARROW: Final = 70
 
 
 class Top(App[None]):
@@ -79,7 +81,7 @@ class Top(App[None]):
     @property
     def pane(self) -> Pane:
         """The tab that is seen."""
-        return self.query_one(f"#tab-{self._tab}", Pane)
+        return self.screen_stack[0].query_one(f"#tab-{self._tab}", Pane)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """None of textual's own: the palette has llmctl's verbs."""
@@ -104,16 +106,19 @@ class Top(App[None]):
         self._draw()
 
     def on_resize(self) -> None:
+        self._foot()
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        if self.is_running and self.screen_stack:
+        if self.is_running and self.screen_stack and self.screen_stack[0].query(Pane):
             with self.batch_update():
                 self._head()
                 self.pane.show(self.picture, self.feed)
 
     def _head(self) -> None:
-        """Who is watched, and how old that is."""
+        """Whom this watches, and how old that is."""
+        if not self.screen_stack or not self.screen_stack[0].query("#head"):
+            return  # it is ending
         at = self.picture.at
         age = None if at is None else self.feed.clock() - at
         stale = self.picture.error is not None or (age is not None and age > words.STALE)
@@ -121,16 +126,16 @@ class Top(App[None]):
         base.set_class(stale, "-stale")
         colours = self.theme_variables
         said = "no answer yet" if age is None else f"{duration(age)} old" if stale else "live"
-        mark = Text(f"  {'◌' if stale or age is None else '●'} {said}", colours["warning" if stale else "muted" if age is None else "success"])
-        left = Text("llmd ", f"bold {colours['primary']}") + Text(words.identity(self.picture.status), colours["muted"])
+        mark = Text(f"  {'○' if stale or age is None else '●'} {said}", colours["warning" if stale else "muted" if age is None else "success"])
+        left = Text.assemble(("llmd ", f"bold {colours['primary']}"), (words.identity(self.picture.status), colours["muted"]))
         width = max(0, self.size.width - 2)
         left.truncate(max(0, width - mark.cell_len), overflow="ellipsis", pad=True)
-        base.query_one("#head", Static).update(left + mark)
+        base.query_one("#head", Static).update(Text.assemble(left, mark))
         self._tab_line()
 
     def _tab_line(self) -> None:
         colours = self.theme_variables
-        narrow = self.size.width < 70
+        narrow = self.size.width < _NARROW
         line = Text(no_wrap=True)
         for number, name in enumerate(TABS, 1):
             here = number == self._tab
@@ -139,10 +144,10 @@ class Top(App[None]):
         self.screen_stack[0].query_one("#tabs", Static).update(line)
 
     def _foot(self) -> None:
-        colours = self.theme_variables
-        extra = [("a", "abort")] if self._tab == 4 else []
-        shown = [("1-5", "tabs"), *((key.label, key.footer) for key in LOOKING if key.footer), *extra]
-        line = Text("   ").join(Text(key, f"bold {colours['primary']}") + Text(f" {what}", colours["muted"]) for key, what in shown)
+        colours, narrow = self.theme_variables, self.size.width < _NARROW
+        tabs, extra = [("1-5", "tabs")], [("a", "abort")] if self._tab == 4 else []
+        shown = [*(tabs if not (narrow and extra) else []), *((key.label, key.footer) for key in LOOKING if key.footer), *extra]
+        line = Text("  " if narrow else "   ").join(Text.assemble((key, f"bold {colours['primary']}"), (f" {what}", colours["muted"])) for key, what in shown)
         line.no_wrap = True
         self.screen_stack[0].query_one("#foot", Static).update(line)
 
@@ -151,7 +156,7 @@ class Top(App[None]):
     def action_tab(self, number: int) -> None:
         """Go to a tab."""
         self._tab = number
-        self.query_one("#panes", ContentSwitcher).current = f"tab-{number}"
+        self.screen_stack[0].query_one("#panes", ContentSwitcher).current = f"tab-{number}"
         self._foot()
         self.call_after_refresh(self._arrive)
 
@@ -165,14 +170,14 @@ class Top(App[None]):
 
     def action_filter(self) -> None:
         """Ask for the text."""
-        box = self.query_one("#filter", Input)
+        box = self.screen_stack[0].query_one("#filter", Input)
         box.add_class("-on")
         box.disabled = False
         box.focus()
 
     def action_unfilter(self) -> None:
         """All lines again."""
-        box = self.query_one("#filter", Input)
+        box = self.screen_stack[0].query_one("#filter", Input)
         box.value = ""
         box.remove_class("-on")
         box.disabled = True
@@ -190,7 +195,7 @@ class Top(App[None]):
 
     def _apply_filter(self) -> None:
         for table in self.pane.tables:
-            table.filter(self.query_one("#filter", Input).value)
+            table.filter(self.screen_stack[0].query_one("#filter", Input).value)
 
     def action_sort(self) -> None:
         """Sort the table that has the focus, or the first."""
@@ -208,7 +213,7 @@ class Top(App[None]):
         if name != "abort":
             self.ask(ACTIONS[name])
             return
-        marked = self.query_one("#request-rows", Rows).marked if self._tab == 4 else None
+        marked = self.screen_stack[0].query_one("#request-rows", Rows).marked if self._tab == 4 else None
         if marked is None:
             self.notify("mark a request on tab 4 first; the palette (^p) has `abort all`", title="abort")
         else:

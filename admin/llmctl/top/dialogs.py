@@ -6,6 +6,7 @@ import importlib
 import time
 from typing import Any, Final
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -18,7 +19,7 @@ from llmctl.output import duration, one_line, plan_lines
 from llmctl.top.actions import Action, carry_out, plan
 from llmctl.top.away import away
 from llmctl.top.feed import Asks
-from llmctl.top.keys import CHANGING, LOOKING
+from llmctl.top.keys import CHANGING, LOOKING, TABS
 from llmctl.top.style import STATES
 from llmctl.verbs import VERBS, module_of
 
@@ -29,7 +30,7 @@ class Dialog(ModalScreen[None]):
     """Something to read, closed by a key."""
 
     BINDINGS = [_CLOSE]  # noqa: RUF012 - as textual wants it
-    AUTO_FOCUS = ""
+    AUTO_FOCUS = "#plan"  # so that what is longer can be scrolled
 
     def colour(self, name: str) -> str:
         """A colour of the theme."""
@@ -37,7 +38,7 @@ class Dialog(ModalScreen[None]):
 
     def button(self, key: str, what: str) -> Text:
         """What a key does here."""
-        return Text(f" {key} ", f"bold reverse {self.colour('primary')}") + Text(f" {what}   ")
+        return Text.assemble((f" {key} ", f"bold reverse {self.colour('primary')}"), f" {what}   ")
 
 
 class Ask(Dialog):
@@ -100,28 +101,29 @@ class Ask(Dialog):
 
     def _progress(self, record: dict[str, Any]) -> None:
         if self.is_mounted and self._stage == "running":
-            text = Text(f"\n{record.get('state')}", self.colour("warning")) + Text(f"  {duration(time.monotonic() - self._began)}")
-            self._say(text + Text(f"\n{one_line(record['message'])}" if record.get("message") else "", self.colour("muted")))
+            said = f"\n{one_line(record['message'])}" if record.get("message") else ""
+            lasted = duration(time.monotonic() - self._began)
+            self._say(Text.assemble((f"\n{record.get('state')}", self.colour("warning")), f"  {lasted}", (said, self.colour("muted"))))
 
     def _outcome(self, record: dict[str, Any]) -> Text:
         """How it ended, and the result of each rank."""
         state = str(record.get("state"))
-        text = Text("\n") + Text(state, f"bold {self.colour(STATES.get(state, 'foreground'))}")
-        text += Text(f"  {one_line(record['message'])}" if record.get("message") else "")
+        text = Text.assemble("\n", (state, f"bold {self.colour(STATES.get(state, 'foreground'))}"))
+        text.append(f"  {one_line(record['message'])}" if record.get("message") else "")
         for item in record.get("results") or []:
             fine = bool(item.get("ok"))
             said = item.get("message") or item.get("code") or ("" if item.get("answered", True) else "did not answer")
-            text += Text(f"\n{item.get('role')}-{item.get('rank')}  ", self.colour("muted"))
-            text += Text("ok" if fine else "failed", self.colour("success" if fine else "error")) + Text(f"  {one_line(said)}" if said else "")
+            text.append(f"\n{item.get('role')}-{item.get('rank')}  ", self.colour("muted"))
+            text.append("ok" if fine else "failed", self.colour("success" if fine else "error")).append(f"  {one_line(said)}" if said else "")
         for name, value in (record.get("data") or {}).items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-            text += Text(f"\n{name.replace('_', ' ')}  ", self.colour("muted")) + Text(one_line(shown))
+            text.append(f"\n{name.replace('_', ' ')}  ", self.colour("muted")).append(one_line(shown))
         return text
 
     def _over(self, state: str, error: CtlError) -> None:
         self._stage = "over"
-        text = Text("\n") + Text(state, f"bold {self.colour('error')}") + Text(f"  {one_line(error.message)}")
-        self._say(text + Text(f"\n{one_line(error.hint)}" if error.hint else "", self.colour("muted")))
+        hint = f"\n{one_line(error.hint)}" if error.hint else ""
+        self._say(Text.assemble("\n", (state, f"bold {self.colour('error')}"), f"  {one_line(error.message)}", (hint, self.colour("muted"))))
         self._buttons(("esc", "close"))
 
     def _say(self, text: Text) -> None:
@@ -146,15 +148,19 @@ class Keys(Dialog):
             yield Static("", classes="buttons")
 
     def on_mount(self) -> None:
-        lines = [self._line("1-5", "tabs: overview, processes, KV cache, requests, events"), self._line("↑ ↓", "mark a row; tab goes to the next table")]
-        lines += [self._line(key.label, key.what) for key in LOOKING if not key.action.startswith("tab(")]
-        lines += [Text(""), Text("changes show their plan, and ask", self.colour("muted"))]
-        lines += [self._line(key.label, key.what) for key in CHANGING]
-        self.query_one("#text", Static).update(Text("\n").join(lines))
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(justify="right", style=f"bold {self.colour('primary')}")
+        grid.add_column()
+        grid.add_row("1-5", f"tabs: {', '.join(TABS)}")
+        grid.add_row("↑ ↓", "mark a row; tab goes to the next table")
+        for key in LOOKING:
+            if not key.action.startswith("tab("):
+                grid.add_row(key.label, key.what)
+        grid.add_row("", Text("changes show their plan, and ask:", self.colour("muted")))
+        for key in CHANGING:
+            grid.add_row(key.label, key.what)
+        self.query_one("#text", Static).update(grid)
         self.query_one(".buttons", Static).update(self.button("esc", "close"))
-
-    def _line(self, key: str, what: str) -> Text:
-        return Text(f"{key:>5}  ", f"bold {self.colour('primary')}") + Text(what)
 
 
 class About(Dialog):

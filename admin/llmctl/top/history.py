@@ -28,6 +28,10 @@ class History:
         age = now - self._kept[0][0] if self._kept else 0.0
         return next((window for window in _WINDOWS if age <= window), SPAN)
 
+    def peak(self, name: str) -> float | None:
+        """The most there was."""
+        return max((value for _, sample in self._kept if (value := sample.get(name)) is not None), default=None)
+
     def columns(self, name: str, width: int, now: float) -> list[float | None]:
         """The mean of each of `width` equal parts of the window, the newest last; None where nothing was known."""
         window = self.window(now)

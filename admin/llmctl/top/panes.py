@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import calendar
+import re
 import time
 from typing import Any, Final
 
+from rich.console import RenderableType
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container, Vertical
@@ -40,11 +43,11 @@ class Banner(Static, Painted):
             hue = "warning"
         for name in ("success", "warning", "error"):
             self.set_class(hue == name, f"-{name}")
-        first = Text("● ", self.colour(hue)) + Text(state, f"bold {self.colour(hue)}")
-        life = Text(words.life(picture.status), muted)
-        gap = self.content_size.width - first.cell_len - life.cell_len
-        lines = Text("\n").join([first + " " * max(2, gap) + life, Text(words.reason(picture)), Text(words.advice(picture), muted)])
-        lines.no_wrap, lines.overflow = True, "ellipsis"
+        life = words.life(picture.status)
+        gap = " " * max(2, self.content_size.width - len(f"● {state}") - len(life))
+        third = words.advice(picture) or words.news(picture)
+        first = ((f"● {state}", f"bold {self.colour(hue)}"), gap, (life, muted))
+        lines = Text.assemble(*first, "\n", words.reason(picture), "\n", (third, muted))
         self.update(lines)
 
 
@@ -56,7 +59,7 @@ class Overview(Pane):
         with Container(id="tiles"):
             yield Tile("tokens out", "primary", "out")
             yield Tile("tokens in", "secondary", "in")
-            yield Tile("time to first token", "primary", "first_token")
+            yield Tile("first token", "primary", "first_token")
             yield Tile("between tokens", "secondary", "gap")
             yield Tile("running", "primary", "running")
             yield Tile("waiting", "secondary", "waiting")
@@ -73,50 +76,57 @@ class Overview(Pane):
         self._number("running", requests.get("running"), "", feed, now)
         self._number("waiting", requests.get("waiting"), "", feed, now)
         self._memory(picture, feed, now)
-        self.query_one("#waiting", Tile).border_subtitle = self.query_one("#running", Tile).border_subtitle = ""
         span = feed.history.window(now)
         for name in ("running", "waiting"):
             self.query_one(f"#{name}", Tile).border_subtitle = f"last {span / 60:.0f} min"
 
     def _number(self, name: str, value: Any, unit: str, feed: Feed, now: float) -> None:
         muted = self.colour("muted")
-        peak = max((v for v in feed.history.columns(name, 60, now) if v is not None), default=None)
+        peak = feed.history.peak(name)
+        left = Text.assemble((words.number(value), "bold"), (unit, muted))
         right = Text(f"most {words.number(peak)}", muted) if peak else Text()
-        self.query_one(f"#{name}", Tile).show(
-            Text(words.number(value), "bold") + Text(unit, muted), right, lambda width: feed.history.columns(name, width, now)
-        )
+        self.query_one(f"#{name}", Tile).show(left, right, lambda width: feed.history.columns(name, width, now))
 
     def _times(self, name: str, values: tuple[float | None, ...], feed: Feed, now: float) -> None:
         muted = self.colour("muted")
-        left = Text()
-        for number, (label, text) in enumerate(words.percentiles(values)):
-            left += Text(f"{'  ' * bool(number)}{label} ", muted) + Text(text, "" if number else "bold")
-        self.query_one(f"#{name}", Tile).show(left, Text(), lambda width: feed.history.columns(name, width, now))
+        (name50, p50), *rest = words.percentiles(values)
+        left = Text.assemble((p50, "bold"), (f" {name50}", muted))
+        right = Text("  ").join(Text.assemble(text, (f" {name}", muted)) for name, text in rest)
+        self.query_one(f"#{name}", Tile).show(left, right, lambda width: feed.history.columns(name, width, now))
 
     def _memory(self, picture: Picture, feed: Feed, now: float) -> None:
         kv = picture.status.get("kv") or {}
-        tile = self.query_one("#memory", Tile)
-        left, right = memory_bar(self, kv, max(10, tile.content_size.width - 50)), memory_text(self, kv)
-        tile.show(left, right, lambda width: feed.history.columns("kv", width, now), top=1.0)
+        tile, text = self.query_one("#memory", Tile), memory_text(self, kv)
+        total = kv.get("pages_total") or 0
+        tile.border_title = f"KV cache · {1 - (kv.get('pages_free') or 0) / total:.0%} in use" if total else "KV cache"
+        short = self.screen.has_class("-short")  # no room for both
+        bar = Text() if short else memory_bar(self, kv, max(4, tile.content_size.width - text.cell_len - 3))
+        tile.show(bar, text, lambda width: feed.history.columns("kv", width, now), top=1.0)
+
+
+#: How pages of each state are drawn.
+PAGES: Final = (("active", "█", "primary"), ("cached", "▒", "secondary"), ("free", "·", "muted"))
+
+
+def page_cells(kv: dict[str, Any], cells: int) -> list[int]:
+    """How many of `cells` are active, cached and free; at least one for what is there."""
+    total = kv.get("pages_total") or 0
+    active = min(cells, _cells(kv.get("pages_active"), total, cells))
+    cached = min(cells - active, _cells(kv.get("pages_cached"), total, cells))
+    return [active, cached, cells - active - cached]
 
 
 def memory_bar(painted: Painted, kv: dict[str, Any], width: int) -> Text:
-    """Active, cached and free pages as parts of a line."""
-    total = kv.get("pages_total") or 0
-    active = _cells(kv.get("pages_active"), total, width)
-    cached = min(width - active, _cells(kv.get("pages_cached"), total, width))
-    return (
-        Text("█" * active, painted.colour("primary"))
-        + Text("▒" * cached, painted.colour("secondary"))
-        + Text("─" * (width - active - cached), painted.colour("line"))
-    )
+    """The pages as parts of a line."""
+    return Text.assemble(*((glyph * count, painted.colour(hue)) for (_, glyph, hue), count in zip(PAGES, page_cells(kv, width), strict=True)))
 
 
 def memory_text(painted: Painted, kv: dict[str, Any]) -> Text:
     """The same in numbers."""
     text = Text()
-    for glyph, name, hue in (("█", "active", "primary"), ("▒", "cached", "secondary"), ("─", "free", "muted")):
-        text += Text(f"  {glyph} ", painted.colour(hue)) + Text(words.number(kv.get(f"pages_{name}")), "bold") + Text(f" {name}", painted.colour("muted"))
+    for number, (name, glyph, hue) in enumerate(PAGES):
+        text.append(f"{'  ' * bool(number)}{glyph} ", painted.colour(hue)).append(words.number(kv.get(f"pages_{name}")), "bold")
+        text.append(f" {name}", painted.colour("muted"))
     return text
 
 
@@ -136,15 +146,15 @@ class Processes(Pane):
 
     def compose(self) -> ComposeResult:
         columns = (
-            Column("PROCESS", name_of, 14),
+            Column("PROCESS", name_of, 13),
             Column("STATE", lambda row: row.get("state"), 9),
-            Column("PID", lambda row: row.get("pid") or None, 8, True),
-            Column("UP", lambda row: row.get("uptime_s"), 7, True, lambda row: duration(row.get("uptime_s"))),
+            Column("PID", lambda row: row.get("pid") or None, 8, True, since="-medium"),
+            Column("UP", lambda row: row.get("uptime_s"), 7, True, lambda row: duration(row.get("uptime_s")), since="-medium"),
             Column("RESTARTS", lambda row: row.get("restarts"), 8, True),
-            Column("HEARD", lambda row: row.get("heartbeat_age_s"), 6, True, lambda row: duration(row.get("heartbeat_age_s"))),
+            Column("HEARD", lambda row: row.get("heartbeat_age_s"), 6, True, lambda row: duration(row.get("heartbeat_age_s")), since="-medium"),
             Column("CPU", lambda row: self._cpu.get(name_of(row)), 5, True, self._share),
             Column("MEMORY", lambda row: row.get("rss_bytes"), 8, True, lambda row: size(row.get("rss_bytes"))),
-            Column("LAST EXIT", lambda row: (row.get("last_exit") or {}).get("age_s"), 0, False, words.exit_text, wide=True),
+            Column("LAST EXIT", lambda row: (row.get("last_exit") or {}).get("age_s"), 0, False, words.exit_text, since="-wide"),
         )
         with Vertical(classes="box") as box:
             box.border_title = "processes"
@@ -172,11 +182,10 @@ class Processes(Pane):
         detail.border_title = name_of(row)
         last = row.get("last_exit") or {}
         doing = " · ".join(str(part) for part in (row.get("stage"), row.get("phase"), f"{row['steps']:,} steps" if row.get("steps") else "") if part)
-        text = Text("last exit  ", muted) + Text(words.exit_text(row) if last else "none: it is its first life")
-        text += Text("\nnow        ", muted) + Text(doing or str(row.get("state")))
+        ended = words.exit_text(row) if last else "none: it is in its first life"
+        text = Text.assemble(("last exit  ", muted), ended, ("\nnow        ", muted), doing or str(row.get("state")))
         for line in str(last.get("stderr") or "").splitlines()[-2:]:
-            text += Text("\n" + one_line(line), muted)
-        text.no_wrap, text.overflow = True, "ellipsis"
+            text.append("\n" + one_line(line), muted)
         detail.update(text)
 
 
@@ -193,20 +202,21 @@ class PageMap(Painted):
         width, height = self.size
         rows = max(1, height - 1)
         total = self.kv.get("pages_total") or 0
-        cells = min(width * rows, total) if total else 0
+        cells = min(width * rows, total)
         if not cells:
             return Text("no pages: the engine is not ready", self.colour("muted"))
-        active = _cells(self.kv.get("pages_active"), total, cells)
-        cached = min(cells - active, _cells(self.kv.get("pages_cached"), total, cells))
-        kinds = [("█", "primary")] * active + [("▒", "secondary")] * cached + [("·", "muted")] * (cells - active - cached)
+        kinds = [(glyph, hue) for (_, glyph, hue), count in zip(PAGES, page_cells(self.kv, cells), strict=True) for _ in range(count)]
         text = Text(no_wrap=True)
-        for start in range(0, len(kinds), width):
+        for start in range(0, rows * width, width):
             for glyph, hue in kinds[start : start + width]:
                 text.append(glyph, self.colour(hue))
             text.append("\n")
         each = total / cells
         scale = "a block is a page" if each == 1 else f"a block is about {each:.0f} pages"
-        return text + memory_text(self, self.kv) + Text(f"   {scale}", self.colour("muted"))
+        legend = memory_text(self, self.kv)
+        if legend.cell_len + len(scale) + 3 <= width:
+            legend.append(f"   {scale}", self.colour("muted"))
+        return Text.assemble(text, legend, no_wrap=True)
 
 
 class Cache(Pane):
@@ -249,14 +259,14 @@ class Requests(Pane):
     def compose(self) -> ComposeResult:
         columns = (
             Column("RID", lambda row: row.get("rid"), 0),
-            Column("CLIENT ID", lambda row: row.get("client_id"), 20, wide=True),
+            Column("CLIENT ID", lambda row: row.get("client_id"), 20, since="-wide"),
             Column("PHASE", lambda row: row.get("phase"), 9),
             Column("AGE", lambda row: row.get("age_s"), 7, True, lambda row: duration(row.get("age_s"))),
-            Column("PROMPT", lambda row: row.get("prompt_tokens"), 7, True),
+            Column("PROMPT", lambda row: row.get("prompt_tokens"), 7, True, since="-medium"),
             Column("TOKENS", lambda row: row.get("output_tokens"), 7, True),
             Column("TOK/S", lambda row: row.get("tokens_s"), 6, True, lambda row: f"{row.get('tokens_s') or 0:.1f}"),
-            Column("SILENT", lambda row: row.get("silent_s"), 7, True, lambda row: duration(row.get("silent_s"))),
-            Column("PAGES", lambda row: row.get("pages"), 6, True),
+            Column("SILENT", lambda row: row.get("silent_s"), 7, True, lambda row: words.short_time(row.get("silent_s")), since="-medium"),
+            Column("PAGES", lambda row: row.get("pages"), 6, True, since="-medium"),
         )
         with Vertical(classes="box") as box:
             box.border_title = "requests in flight"
@@ -282,38 +292,51 @@ class Requests(Pane):
         detail.border_title = one_line(row.get("rid"))
         detail.border_subtitle = "a aborts it"
         first = row.get("first_token_s")
-        text = Text("client id  ", muted) + Text(one_line(row.get("client_id")))
-        text += Text("\ntokens     ", muted) + Text(
-            f"{row.get('output_tokens') or 0:,} of {row.get('max_new_tokens') or 0:,} at most; prompt {row.get('prompt_tokens') or 0:,}, "
-        )
-        text += Text(f"{row.get('cached_tokens') or 0:,} of them known\n")
-        text += Text("times      ", muted) + Text(f"waited {duration(row.get('waited_s'))}, first token {f'after {duration(first)}' if first else 'not yet'}")
-        text.no_wrap, text.overflow = True, "ellipsis"
+        got, most, prompt, known = (f"{row.get(name) or 0:,}" for name in ("output_tokens", "max_new_tokens", "prompt_tokens", "cached_tokens"))
+        text = Text.assemble(
+            ("client id  ", muted), one_line(row.get("client_id")),
+            ("\ntokens     ", muted), f"{got} of {most} at most; prompt {prompt}, {known} of them known",
+            ("\ntimes      ", muted), f"waited {duration(row.get('waited_s'))}, first token {f'after {duration(first)}' if first else 'not yet'}",
+        )  # fmt: skip
         detail.update(text)
 
 
 class EventLines(Lines):
     """What has happened."""
 
-    def line_text(self, line: dict[str, Any]) -> Text:
+    def plain(self, line: dict[str, Any]) -> str:
+        return f"{line.get('kind')} {line.get('message')}"
+
+    def drawn(self, line: dict[str, Any]) -> RenderableType:
         hue = {"error": "error", "warning": "warning"}.get(str(line.get("severity")), "foreground")
-        at = time.strftime("%H:%M:%S", time.localtime(line.get("at") or 0))
-        muted = self.colour("muted")
-        return Text(f"{at}  ", muted) + Text(f"{one_line(line.get('kind')):<9}  ", muted) + Text(one_line(line.get("message")), self.colour(hue))
+        cells = [(words.clock_time(line.get("at")), "muted", 8), (one_line(line.get("kind")), "muted", 9), (one_line(line.get("message")), hue, 0)]
+        return self.columns(*(cells if self.size.width > _ROOMY else [cells[0], cells[2]]))
+
+
+_LOG: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S* (DEBUG|INFO|WARNING|ERROR|CRITICAL) +(.*)", re.DOTALL)
+#: Cells from which on there is room for what is said by colour or context too.
+_ROOMY: Final = 56
 
 
 class LogLines(Lines):
     """Log lines of all processes."""
 
-    def line_text(self, line: str) -> Text:
-        hue = "error" if " ERROR " in line[:60] else "warning" if " WARNING " in line[:60] else "foreground"
-        return Text(one_line(line), self.colour(hue))
+    def plain(self, line: str) -> str:
+        return line
+
+    def drawn(self, line: str) -> RenderableType:
+        match = _LOG.match(line)
+        if match is None:
+            return Text(one_line(line), self.colour("muted"))
+        level = match[2]
+        hue = {"ERROR": "error", "CRITICAL": "error", "WARNING": "warning"}.get(level, "foreground")
+        at = words.clock_time(calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")))
+        cells = [(at, "muted", 8), (level.lower(), hue if hue != "foreground" else "muted", 9), (one_line(match[3]), hue, 0)]
+        return self.columns(*(cells if self.size.width > _ROOMY else [cells[0], cells[2]]))
 
 
 class Events(Pane):
     """Events above, the log below."""
-
-    _EMPTY: Final = "no log can be read from here: llmctl logs says why"
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box") as box:

@@ -42,7 +42,9 @@ STATES: Final = {
 }  # fmt: skip
 
 SHEET: Final = """
-Screen { background: $background; color: $foreground; layers: base; }
+* { scrollbar-color: $line; scrollbar-color-hover: $muted; scrollbar-color-active: $primary; scrollbar-background: $background;
+    scrollbar-background-hover: $background; scrollbar-background-active: $background; scrollbar-corner-color: $background; }
+Screen { background: $background; color: $foreground; }
 #head { height: 1; padding: 0 1; background: $panel; }
 #tabs { height: 1; padding: 0 1; background: $panel; }
 #foot { height: 1; padding: 0 1; background: $panel; color: $muted; }
@@ -50,7 +52,7 @@ Screen { background: $background; color: $foreground; layers: base; }
 #filter.-on { display: block; }
 #panes { height: 1fr; padding: 0; }
 Pane { height: 1fr; }
-.-stale Tile, .-stale Lines, .-stale Rows, .-stale PageMap, .-stale Detail { text-opacity: 45%; }
+.-stale Tile, .-stale Lines, .-stale Rows, .-stale PageMap, .-stale Detail { opacity: 45%; }
 
 #banner { height: 3; padding: 0 1; border-left: outer $muted; background: $surface; }
 #banner.-success { border-left: outer $success; }
@@ -64,19 +66,20 @@ Tile > Headline { height: 1; }
 #memory { height: 3; }
 .-tall #memory { height: 6; }
 #memory > Chart { display: none; }
-.-tall #memory > Chart { display: block; }
+.-tall #memory > Chart, .-short #memory > Chart { display: block; }
 .-short Tile { border: none; }
 .-short #memory { height: 2; }
 
-Rows { height: 1fr; background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; }
+Rows { height: 1fr; background: $background; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
+Rows:focus, Lines:focus { background-tint: $background 0%; }
 Rows > .datatable--header { background: $background; color: $muted; text-style: none; }
 Rows > .datatable--cursor { background: $panel; color: $foreground; text-style: none; }
 Rows:focus > .datatable--cursor { background: $primary 30%; color: $foreground; text-style: bold; }
 Rows > .datatable--hover, Rows > .datatable--header-hover { background: $surface; }
 .box:focus-within { border: round $primary 60%; border-title-color: $foreground; }
 .box { height: 1fr; }
-Detail { height: auto; max-height: 6; border: round $line; border-title-color: $muted; padding: 0 1; color: $foreground; }
-.-short Detail { display: none; }
+Detail { height: auto; max-height: 6; border: round $line; border-title-color: $muted; border-subtitle-color: $muted; padding: 0 1; color: $foreground; }
+#banner, Detail { text-wrap: nowrap; text-overflow: ellipsis; }
 #map { height: 7; }
 .-tall #map { height: 11; }
 .-short #map { height: 5; }
@@ -91,9 +94,15 @@ Ask, Keys, About { align: center middle; background: $background 60%; }
 .dialog { border-title-color: $foreground; }
 .dialog.-ends { border: round $error; }
 .dialog .line { margin: 1 0 0 0; color: $primary; }
-.dialog #plan, .dialog #text { height: auto; max-height: 14; scrollbar-size-vertical: 1; }
+.dialog #plan, .dialog #text { height: auto; max-height: 15; scrollbar-size-vertical: 1; }
 .dialog .buttons { height: 1; margin: 1 0 0 0; color: $muted; }
-CommandPalette > Vertical { background: $surface; }
+.-short .dialog { padding: 0 1; }
+.-short .dialog #plan { max-height: 11; }
+CommandPalette > Vertical { width: 72; max-width: 94%; margin-top: 2; background: $surface; }
+CommandPalette SearchIcon { display: none; }
+CommandPalette #--input { border: round $line; background: $surface; }
+CommandPalette CommandInput { padding: 0 1; background: $surface; }
+CommandPalette CommandList, CommandPalette CommandList:focus { background: $surface; border: none; }
 ToastRack { margin-bottom: 1; }
 """
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.color import Color
 from textual.containers import Vertical
 from textual.events import Resize
 from textual.reactive import reactive
@@ -18,6 +21,8 @@ from llmctl.output import one_line
 from llmctl.top.style import STATES
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
+#: Cells between two columns.
+_GAP: Final = 1
 
 
 class Painted(Widget):
@@ -46,10 +51,13 @@ class Chart(Painted):
         width, height = self.size
         values = self.values(width) if self.values is not None and width else []
         peak = self.top or max((value for value in values if value is not None), default=0.0) or 1.0
-        lines = []
+        hue, ground = Color.parse(self.colour(self._hue)), Color.parse(self.colour("background"))
+        text = Text(no_wrap=True, overflow="crop")
         for row in range(height - 1, -1, -1):
-            lines.append("".join(_cell(value, peak, row, height) for value in values))
-        return Text("\n".join(lines), self.colour(self._hue), no_wrap=True, overflow="crop")
+            # Fainter towards the ground, so that a wall of bars stays calm.
+            shade = ground.blend(hue, 1.0 if height == 1 else 0.6 + 0.4 * row / (height - 1)).hex
+            text.append("".join(_cell(value, peak, row, height) for value in values) + "\n" * (row > 0), shade)
+        return text
 
 
 def _cell(value: float | None, peak: float, row: int, height: int) -> str:
@@ -71,9 +79,9 @@ class Headline(Painted):
     def render(self) -> Text:
         left, right = self.content
         if self.screen.has_class("-short"):
-            left = Text(f"{self._title}  ", self.colour("muted")) + left
+            left = Text.assemble((f"{self._title}  ", self.colour("muted")), left)
         gap = self.size.width - left.cell_len - right.cell_len
-        line = left.copy() if gap < 1 else left + " " * gap + right
+        line = Text.assemble(left, " " * gap, right) if gap > 0 else left.copy()
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
 
@@ -109,8 +117,8 @@ class Column:
     """0: what is left."""
     right: bool = False
     shown: Callable[[dict[str, Any]], str] | None = None
-    wide: bool = False
-    """Only where the screen is wide."""
+    since: Literal["", "-medium", "-wide"] = ""
+    """Only where the screen is at least so wide."""
 
     def text(self, row: dict[str, Any]) -> str:
         return one_line(self.shown(row) if self.shown is not None else self.value(row))
@@ -125,6 +133,8 @@ class Rows(DataTable[Text], Painted):
         self._columns: tuple[Column, ...] = ()
         self._rows: list[dict[str, Any]] = []
         self._drawn: list[dict[str, Any]] = []
+        self._widths: list[int] = []
+        self._leads: list[int] = []
         self._filter = ""
 
     def show(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -157,22 +167,30 @@ class Rows(DataTable[Text], Painted):
             return
         marked, scrolled = self.marked, self.scroll_y
         self.clear(columns=True)
-        self._columns = tuple(column for column in self._all if not column.wide or self.screen.has_class("-wide"))
+        self._columns = tuple(column for column in self._all if self._has_room(column))
         self._heads()
         self._drawn = self._sorted([row for row in self._rows if self._wanted(row)])
         for row in self._drawn:
-            self.add_row(*(self._cell(column, row) for column in self._columns))
+            self.add_row(*(self._cell(number, row) for number in range(len(self._columns))))
         if marked is not None:
             place = next((n for n, row in enumerate(self._drawn) if self._key(row) == self._key(marked)), 0)
             self.move_cursor(row=place, animate=False, scroll=False)
         self.scroll_to(y=scrolled, animate=False)
 
+    def _has_room(self, column: Column) -> bool:
+        return self.screen.has_class("-wide") or column.since == "" or (column.since == "-medium" and not self.screen.has_class("-narrow"))
+
     def _heads(self) -> None:
-        left = self.size.width - sum(column.width + 1 for column in self._columns if column.width) - 1
+        room = self.scrollable_content_region.width
+        left = room - sum(column.width + _GAP for column in self._columns if column.width) - _GAP
+        self._widths = [column.width or max(4, left) for column in self._columns]
+        rights = [False, *(column.right for column in self._columns)]
+        # Words right after numbers keep one cell more away from them.
+        self._leads = [int(before and not column.right) for before, column in zip(rights, self._columns, strict=False)]
         for number, column in enumerate(self._columns):
             mark = ("▾" if column.right else "▴") if number == self._sort else ""
-            label = Text(column.name + mark, justify="right" if column.right else "left", no_wrap=True)
-            self.add_column(_spaced(label, column.right), width=(column.width or max(4, left)) + 1, key=column.name)
+            label = self._fitted(number, Text(column.name + mark))
+            self.add_column(label, width=label.cell_len, key=column.name)
 
     def _wanted(self, row: dict[str, Any]) -> bool:
         return not self._filter or any(self._filter in column.text(row).casefold() for column in self._all)
@@ -184,25 +202,28 @@ class Rows(DataTable[Text], Painted):
         known = [row for row in rows if column.value(row) is not None]
         return sorted(known, key=column.value, reverse=column.right) + [row for row in rows if column.value(row) is None]
 
-    def _cell(self, column: Column, row: dict[str, Any]) -> Text:
+    def _cell(self, number: int, row: dict[str, Any]) -> Text:
+        column = self._columns[number]
         text = column.text(row)
         cell = self.state_text(text) if column.name == "STATE" else Text(text, self.colour("muted") if text in ("-", "–", "0") else "")
-        cell.justify, cell.no_wrap, cell.overflow = "right" if column.right else "left", True, "ellipsis"
-        return _spaced(cell, column.right)
+        return self._fitted(number, cell)
 
-
-def _spaced(text: Text, right: bool) -> Text:
-    """With the space that parts it from the next column."""
-    if right:
-        text.append(" ")
-    return text
+    def _fitted(self, number: int, text: Text) -> Text:
+        """As wide as its column, with the cells that part it from its neighbours."""
+        lead, right = self._leads[number], self._columns[number].right
+        width = self._widths[number] - lead * (self._columns[number].width == 0)
+        text.truncate(width, overflow="ellipsis")
+        text.pad_left(lead + (width - text.cell_len if right else 0))
+        text.pad_right(width + lead + _GAP - text.cell_len)
+        text.no_wrap = True
+        return text
 
 
 class Lines(RichLog, Painted):
     """Lines that come and stay, the newest at the bottom; can be filtered."""
 
     def __init__(self, id: str) -> None:
-        super().__init__(id=id, wrap=True, max_lines=2000, auto_scroll=True)
+        super().__init__(id=id, wrap=True, max_lines=2000, min_width=1)
         self._kept: tuple[Any, ...] = ()
         self._filter = ""
 
@@ -228,13 +249,24 @@ class Lines(RichLog, Painted):
             self._add(line)
 
     def _add(self, line: Any) -> None:
-        text = self.line_text(line)
-        if self._filter in text.plain.casefold():
-            self.write(text, scroll_end=self.is_vertical_scroll_end)
+        if self._filter in self.plain(line).casefold():
+            self.write(self.drawn(line), expand=True, scroll_end=self.is_vertical_scroll_end)
 
-    def line_text(self, line: Any) -> Text:
+    def plain(self, line: Any) -> str:
+        """What the filter looks at."""
+        raise NotImplementedError
+
+    def drawn(self, line: Any) -> RenderableType:
         """How one line looks."""
         raise NotImplementedError
+
+    def columns(self, *cells: tuple[str, str, int]) -> Table:
+        """(text, colour, width) side by side; 0 is what is left, and wraps within it."""
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for _, _, width in cells:
+            grid.add_column(width=width or None, ratio=None if width else 1)
+        grid.add_row(*(Text(text, self.colour(hue)) for text, hue, _ in cells))
+        return grid
 
 
 class Detail(Static):

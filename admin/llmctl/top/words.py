@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from llmctl import exits
@@ -57,6 +58,19 @@ def advice(picture: Picture) -> str:
     if status.get("degraded"):
         return "2: which process; 5: what happened; llmctl doctor"
     return _ADVICE.get(str(status.get("state")), "")
+
+
+def news(picture: Picture) -> str:
+    """The last thing that happened."""
+    if not picture.events:
+        return ""
+    last = picture.events[-1]
+    return f"last event  {clock_time(last.get('at'))}  {one_line(last.get('message'))}"
+
+
+def clock_time(at: Any) -> str:
+    """The time of day, here."""
+    return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "–"
 
 
 def life(status: dict[str, Any]) -> str:
