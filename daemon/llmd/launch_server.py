@@ -19,7 +19,7 @@ from llmd.cli import guarded
 from llmd.config.check import arg_faults
 from llmd.config.fields import FIELDS
 from llmd.config.load import Loaded
-from llmd.config.sglang import ALWAYS_ON, CONFIG, TABLE, complaint, flag_value, load
+from llmd.config.sglang import ALWAYS_ON, CONFIG, KEYS, TABLE, complaint, flag_value, load
 from llmd.engine.foreground import launch_server as launch_server
 from llmd.entry import keep_status, prepare
 from llmd.errors import ConfigError, UsageError
@@ -99,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
             parser.add_argument(*names, action=_Take, dest="flags", metavar="VALUE", help=text)
         else:
             parser.add_argument(*names, action=_Take, dest="flags", nargs=0, help=f"{text} (sets {flag.switch})")
+    for name, key in KEYS.items():
+        text = f"one key, as {key} would hold it; whoever lists processes can read it until llmd has started"
+        parser.add_argument(f"--{name}", action=_Take, dest="flags", metavar="KEY", help=text)
     for name, why in ALWAYS_ON.items():
         parser.add_argument(f"--{name}", action=_Take, dest="flags", nargs=0, help=f"no effect: {why}")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="set any key of the configuration (llmd's own)")

@@ -71,6 +71,22 @@ def test_a_command_line_for_sglang_starts_llmd(tmp_path: Path) -> None:
         assert gone(pids)
 
 
+def test_keys_on_the_command_line_guard_the_server_and_leave_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    argv = ["-m", "llmd.launch_server", "--model-path", "dummy", "--port", "0", "--api-key", "sk-one", "--admin-api-key=sk-two"]
+    with started([*argv, "--allow-failpoints", *own(tmp_path)], tmp_path, env={"TMPDIR": f"{tmp_path}/tmp"}) as process:
+        url = url_of(process, tmp_path)
+        status = {key: httpx.get(url + "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code for key in ("sk-one", "sk-two", "sk-no")}
+        assert status["sk-one"] == 200 and status["sk-no"] == 401
+        assert httpx.post(url + "/flush_cache", headers={"Authorization": "Bearer sk-two"}).status_code == 200
+        assert httpx.post(url + "/flush_cache", headers={"Authorization": "Bearer sk-one"}).status_code == 403
+        for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]:
+            assert b"sk-" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert list((tmp_path / "tmp").iterdir()) == [] and "sk-" not in (tmp_path / "log").read_text()
+
+
 #: Names that llmd or its libraries import.
 HOSTILE = ["numpy", "queue", "msgspec", "zmq", "types", "socket", "json", "logging", "click", "llmd", "supervisor", "uvicorn", "tokenizers"]
 

@@ -6,16 +6,19 @@ holds one line, `KEY` or `sha256:HEX`. Only digests are kept in memory, and no m
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from llmd.errors import ConfigError
+from llmd.errors import ConfigError, UsageError
 
 T = TypeVar("T")
 
@@ -60,6 +63,31 @@ def key_faults(path: str | None, read: Callable[[str], object]) -> list[str]:
     except ConfigError as error:
         return error.faults
     return []
+
+
+def keep_key(spelling: str, secret: str, *, name: str) -> str:
+    """The path of a new private file with this one key's digest (of `http.admin_key_file`'s form where `name` is empty).
+
+    For faces where a key is an argument. The file goes when this process ends. Raises UsageError, whose message begins with `spelling`.
+    """
+    try:
+        digest = _digest(secret).hex()
+    except ValueError as error:
+        raise UsageError(f"{spelling}: {error}") from None
+    try:
+        handle, path = tempfile.mkstemp(prefix="llmd-key-")
+        with os.fdopen(handle, "w") as file:
+            file.write(f"{name}:sha256:{digest}\n" if name else f"sha256:{digest}\n")
+    except OSError as error:
+        raise UsageError(f"{spelling}: no place for its digest: {error.strerror}") from None
+    atexit.register(_forget, path, os.getpid())
+    return path
+
+
+def _forget(path: str, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def parse_keys(text: str) -> tuple[Key, ...]:

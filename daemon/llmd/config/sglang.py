@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from llmd.config.keys import keep_key
 from llmd.config.load import Check, FlagValue, Loaded, load_config
 from llmd.config.sglang_names import UNSUPPORTED
 from llmd.errors import UsageError
@@ -83,11 +84,8 @@ ALWAYS_ON: Final = {
     "enable-cache-report": "llmd always reports cached tokens in `usage`",
     "sleep-on-idle": "llmd always sleeps when idle",
 }
-#: Known to be wanted; why they cannot be given yet. Their values are secrets and are never shown.
-NOT_YET: Final = {
-    "api-key": "everybody could read it in the list of processes: write NAME:KEY into a file of mode 0600 and set http.api_keys_file",
-    "admin-api-key": "everybody could read it in the list of processes: write it into a file of mode 0600 and set http.admin_key_file",
-}
+#: Flags whose value is a secret: a file that only its owner may read holds the key's digest, and the configuration that file's path.
+KEYS: Final = {"api-key": "http.api_keys_file", "admin-api-key": "http.admin_key_file"}
 #: The configuration file, as in `llmd run -c`.
 CONFIG: Final = "config"
 
@@ -96,16 +94,14 @@ BY_NAME: Final[dict[str, Flag]] = {name: flag for flag in TABLE for name in flag
 
 def known(name: str) -> bool:
     """Whether llmd understands the flag `name` (dashes, no leading ones)."""
-    return name in BY_NAME or name in ALWAYS_ON or name == CONFIG
+    return name in BY_NAME or name in ALWAYS_ON or name in KEYS or name == CONFIG
 
 
 def complaint(name: str) -> str:
     """Why a flag that is not `known` is refused."""
-    if name in NOT_YET:
-        return NOT_YET[name]
     if name in UNSUPPORTED:
         return "not supported: SGLang has this flag, llmd has nothing for it"
-    close = get_close_matches(name, [*BY_NAME, *ALWAYS_ON, CONFIG], 1, 0.7)
+    close = get_close_matches(name, [*BY_NAME, *ALWAYS_ON, *KEYS, CONFIG], 1, 0.7)
     return "unknown flag" + (f": did you mean {close[0]}?" if close else "")
 
 
@@ -115,6 +111,12 @@ def flag_value(spelling: str, name: str, value: Any) -> FlagValue | None:
         if value is not True:
             raise UsageError(f"{spelling}: cannot be turned off: {ALWAYS_ON[name]}")
         return None
+    if name in KEYS:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise UsageError(f"{spelling}: expected text, got {type(value).__name__}")
+        return FlagValue(spelling, KEYS[name], keep_key(spelling, value, name="" if name == "admin-api-key" else "default"))
     flag = BY_NAME[name]
     if flag.switch is not None:
         return FlagValue(spelling, flag.key, _switched(spelling, flag.switch, flag.off, value))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from llmd.config import ServerArgs
 from llmd.config.fields import FIELDS, value_of
-from llmd.config.sglang import ALWAYS_ON, BY_NAME, CONFIG, NOT_YET, TABLE, complaint, known, load_kwargs
+from llmd.config.keys import digest_of, read_admin_key, read_keys
+from llmd.config.sglang import ALWAYS_ON, BY_NAME, CONFIG, KEYS, TABLE, complaint, known, load_kwargs
 from llmd.config.sglang_names import UNSUPPORTED
 from llmd.errors import ConfigError, UsageError
 from llmd.launch_server import main, read
@@ -91,12 +94,12 @@ def test_every_entry_of_the_table_is_tried_here_and_names_a_key() -> None:
 
 def test_the_manual_has_every_name() -> None:
     manual = (Path(__file__).parents[3] / "docs" / "python-api.md").read_text()
-    for name in [*BY_NAME, *ALWAYS_ON, *NOT_YET, CONFIG]:
+    for name in [*BY_NAME, *ALWAYS_ON, *KEYS, CONFIG]:
         assert f"`--{name}`" in manual
 
 
 def test_the_lists_do_not_overlap() -> None:
-    groups = [set(BY_NAME), set(ALWAYS_ON), set(NOT_YET), {CONFIG}, set(UNSUPPORTED)]
+    groups = [set(BY_NAME), set(ALWAYS_ON), set(KEYS), {CONFIG}, set(UNSUPPORTED)]
     assert sum(map(len, groups)) == len(set.union(*groups))
     assert len(UNSUPPORTED) > 500
 
@@ -125,13 +128,23 @@ def test_unknown_flags_are_all_named_with_the_nearest(capsys: pytest.CaptureFixt
     assert main(["--po", "1"]) == 2, "no abbreviations"
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_keys_are_refused_without_being_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([f"--{name}", "sk-hush"]) == 2
-    error = capsys.readouterr().err
-    assert "list of processes" in error and "sk-hush" not in error
-    with pytest.raises(UsageError, match="list of processes"):
-        ServerArgs.from_kwargs(**{name.replace("-", "_"): "sk-hush"})
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_goes_into_a_private_file_as_a_digest(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (read([f"--{name}", "sk-hush"])[0].args, ServerArgs.from_kwargs(**{name.replace("-", "_"): "sk-hush"})):
+        path = Path((args.http.api_keys_file if name == "api-key" else args.http.admin_key_file) or "")
+        assert path.stat().st_mode & 0o777 == 0o600 and "sk-hush" not in path.read_text()
+        digest = read_keys(str(path))[0].digest if name == "api-key" else read_admin_key(str(path))
+        assert digest == digest_of("sk-hush")
+    for wrong in ("", "two words", "k" * 1000):
+        assert main([f"--{name}", wrong]) == 2
+        error = capsys.readouterr().err
+        assert f"--{name}: a key has" in error and (not wrong or wrong not in error)
+
+
+def test_the_file_of_a_key_goes_with_the_process() -> None:
+    code = "from llmd import ServerArgs; print(ServerArgs.from_kwargs(api_key='sk-hush').http.api_keys_file)"
+    path = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    assert path and not Path(path).exists()
 
 
 @pytest.mark.parametrize("name", ALWAYS_ON)
