@@ -14,9 +14,10 @@ from llmd.plan.journal import HEAD, died_alone
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ProcessSpec
 from llmd.supervisor import conf, patches, rundir
-from llmd.supervisor.core import Core, Crash, Report, Settings
+from llmd.supervisor.core import Core
 from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.environ import child_env
+from llmd.supervisor.facts import Crash, Report, Settings
 from llmd.supervisor.interrupts import Interrupted
 from llmd.supervisor.journal import Journal, is_journal
 from llmd.supervisor.logsink import LogSink

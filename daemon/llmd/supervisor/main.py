@@ -32,9 +32,9 @@ from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
 from llmd.supervisor import admin_path, banner, conf, cpus, directories, environ, memory_plan, preflight, rundir, sockets
-from llmd.supervisor.core import Report, Settings
 from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.embedding import Embedding, sink_for
+from llmd.supervisor.facts import Report, Settings
 from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
 from llmd.supervisor.logsink import LogSink, SinkStream
 from llmd.supervisor.notify import Notifier

@@ -21,7 +21,7 @@ from supervisor.xmlrpc import Faults, RPCError
 
 from llmd.config.server_args import RestartArgs
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK
-from llmd.supervisor.core import Report
+from llmd.supervisor.facts import Report
 from llmd.supervisor.loop import LlmdSupervisor
 
 #: How often a waiting call looks again; 0, supervisord's figure, takes a whole core.

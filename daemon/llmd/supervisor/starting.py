@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from llmd.supervisor.core import Report
+from llmd.supervisor.facts import Report
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.notify import Notifier
 

@@ -15,7 +15,8 @@ from llmd.errors import exhausted
 from llmd.plan.context import STACKS_SIGNAL
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import make_plan
-from llmd.supervisor.core import Core, Report, Settings
+from llmd.supervisor.core import Core
+from llmd.supervisor.facts import Report, Settings
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
 from llmd.supervisor.rpc import LlmdNamespace

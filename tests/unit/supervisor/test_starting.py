@@ -16,7 +16,7 @@ from llmd.config.server_args import MemoryArgs, ModelArgs
 from llmd.errors import ConfigError
 from llmd.plan.spec import ModelFiles
 from llmd.supervisor import memory_plan
-from llmd.supervisor.core import Report
+from llmd.supervisor.facts import Report
 from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.notify import Notifier
