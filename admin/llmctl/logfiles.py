@@ -33,17 +33,18 @@ def directory(client: Client) -> Path:
 
 
 class Logs:
-    """The logs in one directory, of the processes or roles in `wanted`, or of all."""
+    """The logs in one directory, of the processes or roles in `wanted`, or of all but those in `without`."""
 
-    def __init__(self, where: Path, wanted: list[str] | None = None) -> None:
+    def __init__(self, where: Path, wanted: list[str] | None = None, without: tuple[str, ...] = ()) -> None:
         self.where = where
         self._wanted = wanted or []
+        self._without = without
         self._ends: dict[Path, int] = {}
 
     def files(self) -> list[Path]:
         """Those that there are now."""
-        wanted = self._wanted
-        return [path for path in sorted(self.where.glob("*.log")) if not wanted or path.stem in wanted or path.stem.rpartition("-")[0] in wanted]
+        found = [path for path in sorted(self.where.glob("*.log")) if path.stem not in self._without]
+        return [path for path in found if not self._wanted or path.stem in self._wanted or path.stem.rpartition("-")[0] in self._wanted]
 
     def last(self, count: int) -> list[str]:
         """The last `count` lines in the order of time; `more` goes on after them."""

@@ -20,7 +20,7 @@ from llmctl.top.dialogs import About, Ask, Keys
 from llmctl.top.feed import Feed, Picture
 from llmctl.top.keys import CHANGING, LOOKING, TABS
 from llmctl.top.palette import Verbs
-from llmctl.top.panes import Cache, Events, Overview, Pane, Processes, Requests
+from llmctl.top.panes import Banner, Cache, Events, Overview, Pane, Processes, Requests
 from llmctl.top.widgets import Rows
 
 #: Seconds between two questions, and between two looks at how old the answer is.
@@ -61,6 +61,7 @@ class Top(App[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="head")
         yield Static(id="tabs")
+        yield Banner(id="banner")
         with ContentSwitcher(id="panes", initial="tab-1"):
             for number, pane in enumerate((Overview, Processes, Cache, Requests, Events), 1):
                 yield pane(id=f"tab-{number}")
@@ -73,7 +74,6 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         self.set_interval(_TICK, self._head)
-        self._foot()
         self.call_after_refresh(self._draw)
         if self._every is not None:
             self.run_worker(self._watch(self._every), group="watch")
@@ -106,13 +106,17 @@ class Top(App[None]):
         self._draw()
 
     def on_resize(self) -> None:
-        self._foot()
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
         if self.is_running and self.screen_stack and self.screen_stack[0].query(Pane):
             with self.batch_update():
                 self._head()
+                self._foot()
+                banner = self.screen_stack[0].query_one(Banner)
+                # The other tabs need the room, unless something is to be said.
+                banner.display = self._tab == 1 or words.state(self.picture) != "ready"
+                banner.show(self.picture)
                 self.pane.show(self.picture, self.feed)
 
     def _head(self) -> None:
@@ -157,7 +161,6 @@ class Top(App[None]):
         """Go to a tab."""
         self._tab = number
         self.screen_stack[0].query_one("#panes", ContentSwitcher).current = f"tab-{number}"
-        self._foot()
         self.call_after_refresh(self._arrive)
 
     def _arrive(self) -> None:

@@ -48,6 +48,6 @@ class Verbs(Provider):
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for name, what, do in self._commands():
-            score = max(matcher.match(name), matcher.match(what) * 0.5)
+            score = matcher.match(name) or 0.1 * (query.casefold() in what.casefold())
             if score > 0:
                 yield Hit(score, matcher.highlight(name), do, help=what)

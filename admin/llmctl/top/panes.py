@@ -44,7 +44,7 @@ class Banner(Static, Painted):
         for name in ("success", "warning", "error"):
             self.set_class(hue == name, f"-{name}")
         life = words.life(picture.status)
-        gap = " " * max(2, self.content_size.width - len(f"● {state}") - len(life))
+        gap = " " * max(2, self.app.size.width - 3 - len(f"● {state}") - len(life))
         third = words.advice(picture) or words.news(picture)
         first = ((f"● {state}", f"bold {self.colour(hue)}"), gap, (life, muted))
         lines = Text.assemble(*first, "\n", words.reason(picture), "\n", (third, muted))
@@ -55,7 +55,6 @@ class Overview(Pane):
     """State, speed, latencies, queue, memory."""
 
     def compose(self) -> ComposeResult:
-        yield Banner(id="banner")
         with Container(id="tiles"):
             yield Tile("tokens out", "primary", "out")
             yield Tile("tokens in", "secondary", "in")
@@ -66,7 +65,6 @@ class Overview(Pane):
         yield Tile("KV cache", "accent", "memory")
 
     def show(self, picture: Picture, feed: Feed) -> None:
-        self.query_one(Banner).show(picture)
         now = feed.clock() if picture.at is None else picture.at
         throughput, requests = picture.status.get("throughput") or {}, picture.status.get("requests") or {}
         self._number("out", throughput.get("generation_tokens_s"), " /s", feed, now)

@@ -54,7 +54,7 @@ Screen { background: $background; color: $foreground; }
 Pane { height: 1fr; }
 .-stale Tile, .-stale Lines, .-stale Rows, .-stale PageMap, .-stale Detail { opacity: 45%; }
 
-#banner { height: 3; padding: 0 1; border-left: outer $muted; background: $surface; }
+#banner { height: auto; min-height: 3; max-height: 5; padding: 0 1; border-left: outer $muted; background: $surface; }
 #banner.-success { border-left: outer $success; }
 #banner.-warning { border-left: outer $warning; }
 #banner.-error { border-left: outer $error; }
@@ -79,7 +79,7 @@ Rows > .datatable--hover, Rows > .datatable--header-hover { background: $surface
 .box:focus-within { border: round $primary 60%; border-title-color: $foreground; }
 .box { height: 1fr; }
 Detail { height: auto; max-height: 6; border: round $line; border-title-color: $muted; border-subtitle-color: $muted; padding: 0 1; color: $foreground; }
-#banner, Detail { text-wrap: nowrap; text-overflow: ellipsis; }
+Detail, .-short #banner { text-wrap: nowrap; text-overflow: ellipsis; }
 #map { height: 7; }
 .-tall #map { height: 11; }
 .-short #map { height: 5; }

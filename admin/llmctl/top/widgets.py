@@ -232,8 +232,9 @@ class Lines(RichLog, Painted):
         last = self._kept[-1] if self._kept else None
         new = next((n + 1 for n in range(len(lines) - 1, -1, -1) if lines[n] is last), 0)
         self._kept = lines
+        end = self.is_vertical_scroll_end  # who has scrolled back reads, and is left there
         for line in lines[new:]:
-            self._add(line)
+            self._add(line, end)
 
     def filter(self, text: str) -> None:
         """Only lines that hold it, whatever the case."""
@@ -246,11 +247,11 @@ class Lines(RichLog, Painted):
     def _again(self) -> None:
         self.clear()
         for line in self._kept:
-            self._add(line)
+            self._add(line, True)
 
-    def _add(self, line: Any) -> None:
+    def _add(self, line: Any, end: bool) -> None:
         if self._filter in self.plain(line).casefold():
-            self.write(self.drawn(line), expand=True, scroll_end=self.is_vertical_scroll_end)
+            self.write(self.drawn(line), expand=True, scroll_end=end)
 
     def plain(self, line: Any) -> str:
         """What the filter looks at."""

@@ -27,7 +27,7 @@ LINES: Final = 200
 def run(context: Context) -> int:
     if context.options.once:
         return _once(context)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # textual draws on stderr
         raise CtlError(exits.USAGE, "top needs a terminal", "llmctl top --once prints the overview; llmctl status -w repeats it")
     # textual takes half a second to import: only here.
     from llmctl.top.app import Top
@@ -57,7 +57,7 @@ def _logs(context: Context) -> Callable[[], list[str]]:
     def lines() -> list[str]:
         if kept:
             return [pretty(line) for line in kept[0].more()]
-        logs = Logs(directory(context.client))
+        logs = Logs(directory(context.client), without=("access",))  # one line a request would drown the rest
         found = [pretty(line) for line in logs.last(LINES)]
         kept.append(logs)
         return found

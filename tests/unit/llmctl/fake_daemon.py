@@ -174,6 +174,8 @@ def feed_of(daemon: FakeDaemon, *, seconds: int = 900) -> Feed:
         numbers |= {"kv": 1 - kv["pages_free"] / total, "first_token": None if died else 0.12 + 0.1 * wave**3, "gap": None if died else 0.012 + 0.009 * wave}
         feed.history.take(daemon.now, numbers)
     daemon.now += 1
-    feed.poll(3)
-    feed.poll(4)
+    for tab in (3, 4):
+        feed.poll(tab)
+        daemon.now += 1
+    feed.poll()
     return feed
