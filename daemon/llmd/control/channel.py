@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from llmd.control.table import Worker, WorkerTable
 from llmd.wire.codec import BadFrame, Decoder, encode
-from llmd.wire.messages import Command, ControlInput, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply
+from llmd.wire.messages import Command, ControlInput, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply, Shared
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class Channel:
 
     # ------------------------------------------------------------ out
 
-    def publish(self, message: Publish, workers: Iterable[Worker]) -> None:
+    def publish(self, message: Publish | Shared, workers: Iterable[Worker]) -> None:
         """Send to each of `workers`; one that cannot take it now gets the next one."""
         frame = encode(message)
         for worker in workers:

@@ -18,13 +18,14 @@ from llmd.control.channel import Channel
 from llmd.control.events import Events, Severity
 from llmd.control.ledger import Ledger
 from llmd.control.machine import BEFORE_READY, RESUMABLE, Change, Machine, State
+from llmd.control.sharing import Sharing
 from llmd.control.snapshot import WANTED_EXITS, ProcessView, Snapshot
 from llmd.control.state_file import ControlState
 from llmd.control.supervisor_client import SupervisorClient
 from llmd.control.table import Worker, WorkerTable, is_dead
 from llmd.plan.context import WorkerContext
 from llmd.plan.spec import Boot
-from llmd.wire.messages import Hello, Message, Publish, Ready
+from llmd.wire.messages import ClaimNames, Hello, KeyUse, Message, Publish, Ready, ReleaseNames
 
 log = logging.getLogger("llmd.control")
 
@@ -55,6 +56,7 @@ class Core:
             on_message=self._message,
             on_bad_frame=lambda: self.ledger.inc("llmd_wire_bad_frames_total", channel="control"),
         )
+        self._sharing = Sharing(self.table, self.channel, lambda: self.settled)
         self.snapshot: Snapshot | None = None
         self.snapshot_at = 0.0
         self.settled = not self.resumed
@@ -194,6 +196,9 @@ class Core:
                 self._greet(worker)
                 self._note_return(worker)
                 self.changed.set()
+            case KeyUse() | ReleaseNames() | ClaimNames():
+                if worker.role == "frontend":
+                    self._sharing.take(worker, message)
             case _:
                 if worker.beat_at == 0.0:
                     self.changed.set()
@@ -227,6 +232,7 @@ class Core:
         self.channel.forget(worker)
         self.changed.set()
         if worker.role == "frontend":
+            self._sharing.gone(worker)
             self._tell_frontend_gone(self.table.role("scheduler"), worker.rank, worker.incarnation)
 
     def _clear_away(self, worker: Worker) -> None:
@@ -322,6 +328,7 @@ class Core:
 
     def turned(self) -> None:
         """The loop has made a turn: whoever waits in `until` looks again."""
+        self._sharing.turned()
         self._turn.set()
         self._turn = asyncio.Event()
 

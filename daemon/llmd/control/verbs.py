@@ -196,8 +196,9 @@ async def abort(core: Core, params: AbortParams, keep: Keep) -> dict[str, Any]:
     choice = {"rid": params.rid or "", "client_id": params.client_id or "", "everything": params.all}
     replies = await core.channel.command(core.table.role("frontend"), "abort", choice, within=REPLY_TIMEOUT)
     keep(replies)
-    _all_must_succeed(replies)
     aborted = [rid for reply in replies for rid in reply.data.get("aborted", [])]
+    if params.rid is None or not aborted:  # a rid is one frontend's; whoever else does not answer has nothing to do with it
+        _all_must_succeed(replies)
     if not aborted and not params.all:
         raise RequestError("no request in flight has this id", code="not_found", param="rid" if params.rid is not None else "client_id")
     return {"aborted": aborted}

@@ -37,8 +37,8 @@ _SOME_PATHS: Final = "POST /v1/chat/completions, POST /v1/completions, GET /v1/m
 _PATH_SHOWN: Final = 128
 
 
-def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) -> Gate:
-    """The ASGI application of one frontend."""
+def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None], limits: RateLimits | None = None) -> Gate:
+    """The ASGI application of one frontend. `limits`: of keys, where they are not this frontend's alone."""
     app = FastAPI(title="llmd", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lambda _: lifespan)
     routes = app.router.routes[:] = _routes(runtime)
     app.add_exception_handler(RequestError, _on_request_error)
@@ -46,7 +46,7 @@ def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None]) ->
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(Exception, _on_fault)
     http = runtime.boot.args.http
-    guard = Guard(runtime.boot.args, access_of(routes), KeyRing(http.api_keys_file, http.admin_key_file), RateLimits(time.monotonic))
+    guard = Guard(runtime.boot.args, access_of(routes), KeyRing(http.api_keys_file, http.admin_key_file), limits or RateLimits(time.monotonic))
     return Gate(app, runtime, guard)
 
 

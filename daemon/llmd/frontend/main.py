@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, Final
@@ -25,9 +26,11 @@ from llmd.frontend.app import create_app
 from llmd.frontend.channels import OutputReceiver, SchedulerPort
 from llmd.frontend.commands import farewell, obey
 from llmd.frontend.engine_view import EngineView
+from llmd.frontend.rates import RateLimits
 from llmd.frontend.request_log import RequestLog
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.server import SEND_BUFFER, FrontendServer, uvicorn_config
+from llmd.frontend.shared_use import SharedUse
 from llmd.frontend.tables import tables_of
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.pulse import Pulse
@@ -36,7 +39,7 @@ from llmd.plan.context import WorkerContext
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.load import Tokenizer, load_tokenizer
 from llmd.wire.link import WorkerLink, hello
-from llmd.wire.messages import Command, Publish
+from llmd.wire.messages import Command, KeyUses, NamesClaimed, Publish, Shared
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +90,21 @@ class Frontend:
             totals=self._meter.snapshot,
             tables=lambda: tables_of(self._manager),
             on_message=self._from_control,
+            on_shared=self._from_control,
+            introduction=self._manager.names.introduction,
         )
+        self._shared_use = SharedUse(context.rank, context.incarnation, self._link.send)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         http = boot.args.http
-        self._gate = create_app(self._runtime, self._lifespan())
+        self._gate = create_app(self._runtime, self._lifespan(), self._limits() if http.workers > 1 else None)
         self.server = FrontendServer(uvicorn_config(self._gate, keep_alive=http.keep_alive, backlog=http.backlog))
+
+    def _limits(self) -> RateLimits:
+        """What is shared with other frontends begins here."""
+        self._manager.names.share(self._link.send)
+        self._shared_use.limits = RateLimits(time.monotonic, late=self._context.incarnation > 1, on_use=self._shared_use.used)
+        return self._shared_use.limits
 
     @contextlib.asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
@@ -109,6 +121,7 @@ class Frontend:
         finally:
             for task in self._tasks:
                 task.cancel()
+            self._shared_use.close()
             receiver.close()
             self._port.close()
             self._manager.executor.shutdown(wait=False, cancel_futures=True)
@@ -183,13 +196,13 @@ class Frontend:
 
     # ------------------------------------------------------------ control's messages
 
-    def _from_control(self, message: Command | Publish) -> None:
+    def _from_control(self, message: Command | Publish | Shared) -> None:
         """In the link's thread."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._take, message)
 
-    def _take(self, message: Command | Publish) -> None:
+    def _take(self, message: Command | Publish | Shared) -> None:
         if isinstance(message, Command):
             if message.verb == "configure":
                 self._spawn(self._configure(message))
@@ -198,5 +211,11 @@ class Frontend:
                 self._stop_accepting()
             self._spawn(obey(self._runtime, self._link, message))
             return
-        self._view.take(message)
-        self._manager.flights.picture_changed()
+        match message:
+            case Publish():
+                self._view.take(message)
+                self._manager.flights.picture_changed()
+            case NamesClaimed():
+                self._manager.names.answered(message)
+            case KeyUses():
+                self._shared_use.hear(message)

@@ -21,6 +21,7 @@ from llmd.frontend.channels import SchedulerPort
 from llmd.frontend.engine_view import EngineView, shutting_down
 from llmd.frontend.flights import Flights
 from llmd.frontend.limits import INLINE_TEXT
+from llmd.frontend.names import Names
 from llmd.frontend.req_state import Generation, ReqState, Submitted
 from llmd.observability.totals import Meter
 from llmd.tokenizer.chat import ChatTemplate
@@ -63,6 +64,7 @@ class TokenizerManager:
         self._view = view
         self._meter = meter
         self.flights = Flights(view, port, meter)
+        self.names = Names()
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -218,13 +220,6 @@ class TokenizerManager:
     def _submittable(self) -> None:
         if self._view.shutting_down:
             raise shutting_down()
-
-    def name(self, generation: Generation, names: tuple[str, ...]) -> None:
-        """Give a Generation the names that its client has for its choices. Raises RequestError where one is taken by what runs, or twice."""
-        taken = {name for generation in self.flights.generations for name in generation.names}
-        if len(set(names)) < len(names) or not taken.isdisjoint(names):
-            raise RequestError("rid: there is a request of that name already", code="duplicate_request_id", param="rid")
-        generation.names = names
 
     def release(self, generation: Generation, why: str) -> None:
         """Forget a Generation; what still runs of it is aborted in the scheduler."""

@@ -11,14 +11,14 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import zmq
 
 from llmd.wire import sockets
 from llmd.wire.codec import BadFrame, Decoder, encode
-from llmd.wire.messages import Command, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply, Totals, WorkerInput
+from llmd.wire.messages import Command, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply, Shared, Totals, WorkerInput
 from llmd.wire.tables import Tables
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class PulseLike(Protocol):
 
 
 class WorkerLink:
-    """Threaded client of the control channel. `on_message` runs in the link's thread and must be quick; so do `totals` and `tables`.
+    """Threaded client of the control channel. `on_message` runs in the link's thread and must be quick; so do `on_shared`, `totals` and `tables`.
+    `introduction`: what a new control has to be told after Hello.
 
     `context`: ZMQ's, where the process has one of its own for this; default: the one that all of the process shares."""
 
@@ -52,6 +53,8 @@ class WorkerLink:
         pulse: PulseLike,
         totals: Callable[[], Totals],
         on_message: Callable[[Command | Publish], None],
+        on_shared: Callable[[Shared], None] = lambda message: None,
+        introduction: Callable[[], Iterable[Message]] = tuple,
         tables: Callable[[], Tables] = Tables,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
@@ -63,6 +66,8 @@ class WorkerLink:
         self._totals = totals
         self._tables = tables
         self._on_message = on_message
+        self._on_shared = on_shared
+        self._introduction = introduction
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._wakeup = sockets.Wakeup()
         self._stage: Message = Progress(stage="starting")
@@ -116,7 +121,7 @@ class WorkerLink:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
         socket.setsockopt(zmq.IDENTITY, f"{self._hello.role}-{self._hello.rank}.{self._hello.incarnation}".encode())
         socket.connect(self._endpoint)
-        decoder: Decoder[Command | Publish] = Decoder(WorkerInput)
+        decoder: Decoder[Command | Publish | Shared] = Decoder(WorkerInput)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wakeup.fd, zmq.POLLIN)
@@ -141,7 +146,7 @@ class WorkerLink:
         while not self._outbox.empty():
             self._send(socket, self._outbox.get_nowait())
 
-    def _take(self, socket: zmq.Socket[bytes], decoder: Decoder[Command | Publish], frame: bytes) -> None:
+    def _take(self, socket: zmq.Socket[bytes], decoder: Decoder[Command | Publish | Shared], frame: bytes) -> None:
         try:
             message = decoder.decode(frame)
         except BadFrame as error:
@@ -155,14 +160,18 @@ class WorkerLink:
             if isinstance(message, Command) and message.verb == "log_level":  # any process can do that, and also one that hangs
                 logging.getLogger().setLevel(str(message.params["level"]).upper())
                 self.reply(message)
-            else:
+            elif isinstance(message, Command | Publish):
                 self._on_message(message)
+            else:
+                self._on_shared(message)
         except Exception:
             log.exception("a message from control could not be handled")
 
     def _introduce(self, socket: zmq.Socket[bytes]) -> None:
         self._send(socket, self._hello)
         self._send(socket, self._stage)
+        for message in self._introduction():
+            self._send(socket, message)
 
     def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
         """Whatever goes wrong with one heartbeat, the next one is tried: this thread's end would look like a hang."""

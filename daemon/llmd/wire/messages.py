@@ -304,7 +304,42 @@ class Reply(Message, frozen=True, kw_only=True):
     message: str = ""
 
 
-ControlInput = Hello | Progress | Ready | Heartbeat | Reply
+class KeyCount(Struct, frozen=True, array_like=True):
+    """One API key with limits, as a frontend knows it. None where the key has no such limit."""
+
+    requests: int
+    tokens: int
+    """Used at this frontend since its start."""
+    rpm: int | None
+    tpm: int | None
+    requests_left: float
+    tokens_left: float
+    """What its buckets hold, all frontends' use taken off; below 0 is owed."""
+
+
+class KeyUse(Message, frozen=True, kw_only=True):
+    """frontend -> control, soon after each use and again while a bucket is not full; passed on to all frontends in `KeyUses`."""
+
+    frontend: int
+    incarnation: int
+    keys: dict[str, KeyCount]
+    """By the key's name."""
+
+
+class ClaimNames(Message, frozen=True, kw_only=True):
+    """frontend -> control: may this frontend run requests of these names? Answered with `NamesClaimed`; id 0: it runs them already, no answer."""
+
+    id: int
+    names: tuple[str, ...]
+
+
+class ReleaseNames(Message, frozen=True, kw_only=True):
+    """frontend -> control: they are over."""
+
+    names: tuple[str, ...]
+
+
+ControlInput = Hello | Progress | Ready | Heartbeat | Reply | KeyUse | ClaimNames | ReleaseNames
 
 # ---------------------------------------------------------------- control plane: control -> worker
 
@@ -340,4 +375,20 @@ class Publish(Message, frozen=True, kw_only=True):
     """Requests wait, none runs, memory is free, for too long: readiness fails."""
 
 
-WorkerInput = Command | Publish
+class KeyUses(Message, frozen=True, kw_only=True):
+    """control -> all frontends: what some of them have told."""
+
+    uses: list[KeyUse]
+
+
+class NamesClaimed(Message, frozen=True, kw_only=True):
+    """control -> frontend: whether the names of claim `id` are its own now, all of them, or another frontend runs one."""
+
+    id: int
+    granted: bool
+
+
+Shared = KeyUses | NamesClaimed
+"""Of what several frontends share."""
+
+WorkerInput = Command | Publish | Shared

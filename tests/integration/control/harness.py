@@ -27,7 +27,7 @@ from llmd.observability.totals import Meter
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles, make_plan
 from llmd.wire.link import WorkerLink
-from llmd.wire.messages import Command, Hello, Publish
+from llmd.wire.messages import ClaimNames, Command, Hello, Publish, Shared
 from llmd.wire.tables import Tables
 
 FILES = ModelFiles(
@@ -132,11 +132,15 @@ class FakeWorker:
         self.pulse, self.meter, self.tables = Pulse(), Meter(), Tables()
         self.commands: list[Command] = []
         self.published: list[Publish] = []
+        self.name = f"{role}-{rank}"
+        self.shared: list[Shared] = []
+        self.held: tuple[str, ...] = ()
         self.answers: dict[str, dict[str, Any] | tuple[str, dict[str, Any]] | None] = {}
         self.link = WorkerLink(
             endpoint, Hello(role=role, rank=rank, pid=pid, incarnation=incarnation, epoch=epoch),
             heartbeat=0.1, pulse=self.pulse, totals=self.meter.snapshot, on_message=self._message,
-            tables=lambda: self.tables,
+            tables=lambda: self.tables, on_shared=self.shared.append,
+            introduction=lambda: [ClaimNames(id=0, names=self.held)] if self.held else [],
         )  # fmt: skip
         self.link.start()
 
@@ -164,11 +168,11 @@ class FakeWorker:
 class Stage:
     """One control with everything around it."""
 
-    def __init__(self, run_dir: Path, **supervision: Any) -> None:
+    def __init__(self, run_dir: Path, frontends: int = 1, **supervision: Any) -> None:
         ports = PortArgs(str(run_dir))
         ports.private.mkdir(mode=0o700)
         args = ServerArgs(
-            model=ModelArgs(path="dummy"), http=HttpArgs(drain_timeout=2.0), admin=AdminArgs(group=None), reload=ReloadArgs(timeout=2.0),
+            model=ModelArgs(path="dummy"), http=HttpArgs(drain_timeout=2.0, workers=frontends), admin=AdminArgs(group=None), reload=ReloadArgs(timeout=2.0),
             supervision=SupervisionArgs(**{"heartbeat": 0.1, "startup_timeout": 20.0, **supervision}),
         )  # fmt: skip
         self.boot = Boot(
@@ -200,11 +204,12 @@ class Stage:
         return worker
 
     def to_ready(self) -> tuple[FakeWorker, FakeWorker, FakeWorker]:
-        """Scheduler, detokenizer and frontend ready, warm-up done."""
+        """Scheduler, detokenizer and frontends ready, warm-up done. The frontend is the first one."""
         scheduler = self.worker("scheduler", pid=101)
         detokenizer = self.worker("detokenizer", pid=102)
         frontend = self.worker("frontend", pid=103)
-        for worker in (scheduler, detokenizer, frontend):
+        more = [self.worker("frontend", rank, pid=110 + rank) for rank in range(1, self.boot.args.http.workers)]
+        for worker in (scheduler, detokenizer, frontend, *more):
             worker.link.ready(READY_INFO if worker is scheduler else {})
         self.wait_state("ready")
         return scheduler, detokenizer, frontend
@@ -252,9 +257,9 @@ class Stage:
 
 
 @contextmanager
-def stage(run_dir: Path, **supervision: Any) -> Iterator[Stage]:
+def stage(run_dir: Path, frontends: int = 1, **supervision: Any) -> Iterator[Stage]:
     """A Stage without its control started."""
-    made = Stage(run_dir, **supervision)
+    made = Stage(run_dir, frontends, **supervision)
     try:
         yield made
     finally:

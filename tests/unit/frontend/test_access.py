@@ -277,12 +277,12 @@ def test_a_bucket_fills_evenly_and_no_further_than_a_minutes_worth() -> None:
     bucket = Bucket(60, 0.0)
     for _ in range(60):
         assert bucket.wait(0.0) == 0
-        bucket.take(1)
+        bucket.take(1, 0.0)
     assert bucket.wait(0.0) == pytest.approx(1)
     assert bucket.wait(0.5) == pytest.approx(0.5)
     assert bucket.wait(1.0) == 0
     bucket.wait(10_000.0)
-    bucket.take(60)
+    bucket.take(60, 10_000.0)
     assert bucket.wait(10_000.0) == pytest.approx(1)
 
 

@@ -83,7 +83,7 @@ class Generate(Endpoint):
         if len(names) == 1:  # readable in every log, and still nobody else's
             exchange.rid = f"{names[0]}.{exchange.rid[-8:]}"
         usage = Usage([len(ids) for ids in encoded], 1)
-        return Prepared(specs, NativeAnswer(self.runtime, batch, usage, stream=stream, with_text=with_text, names=names))
+        return Prepared(specs, NativeAnswer(self.runtime, batch, usage, stream=stream, with_text=with_text, names=names), names=names)
 
 
 class NativeAnswer(Answer):
@@ -103,8 +103,7 @@ class NativeAnswer(Answer):
         return self._batch.single and len(self._results) == 1
 
     def begin(self, generation: Generation) -> None:
-        if self._names:
-            self._runtime.manager.name(generation, self._names)
+        generation.names = self._names
         version = self._runtime.view.weights_version
         self._results = results_of(self._batch, generation, weights_version=version, with_text=self._with_text, names=self._names)
 

@@ -25,6 +25,8 @@ class Prepared(Struct, frozen=True):
     specs: Sequence[ChoiceSpec | TextSpec]
     answer: Answer
     ready: list[Delta] | None = None
+    names: tuple[str, ...] = ()
+    """Those that the client gives its choices."""
 
 
 class Endpoint:
@@ -50,7 +52,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = exchange_of(scope)
-        with contextlib.ExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             # From its headers on a request is in flight, and a drain that begins while its body arrives waits for it;
             # of one that comes during a drain the body is read only so that the client gets the answer.
             admitted = not self.view.draining
@@ -61,6 +63,8 @@ class Endpoint:
             if not admitted:
                 stack.enter_context(self.manager.request())
             prepared = await self.prepare(exchange, data)
+            if prepared.names:
+                await stack.enter_async_context(self.manager.names.held(prepared.names))
             call = Call(scope, receive, send, exchange)
             if prepared.ready is not None:
                 await serve_ready(call, prepared.answer, prepared.ready)
