@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import math
 import re
 import time
 from typing import Any, Final
@@ -203,12 +204,10 @@ class PageMap(Painted):
         cells = min(width * rows, total)
         if not cells:
             return Text("no pages: the engine is not ready", self.colour("muted"))
-        kinds = [(glyph, hue) for (_, glyph, hue), count in zip(PAGES, page_cells(self.kv, cells), strict=True) for _ in range(count)]
-        text = Text(no_wrap=True)
-        for start in range(0, rows * width, width):
-            for glyph, hue in kinds[start : start + width]:
-                text.append(glyph, self.colour(hue))
-            text.append("\n")
+        # Each state is one run of glyphs, broken where a row ends.
+        runs = Text.assemble(*((glyph * count, self.colour(hue)) for (_, glyph, hue), count in zip(PAGES, page_cells(self.kv, cells), strict=True)))
+        text = Text("\n").join([*runs.divide(range(width, cells, width)), *[Text()] * (rows - math.ceil(cells / width))])
+        text.append("\n")
         each = total / cells
         scale = "a block is a page" if each == 1 else f"a block is about {each:.0f} pages"
         legend = memory_text(self, self.kv)

@@ -81,8 +81,8 @@ def life(status: dict[str, Any]) -> str:
 
 
 def identity(status: dict[str, Any]) -> str:
-    """`MODEL · WEIGHTS · ADDRESS`, as much as is known."""
-    return " · ".join(str(status[name]) for name in ("model", "weights_version", "http") if status.get(name))
+    """`MODEL · ADDRESS · WEIGHTS`, as much as is known."""
+    return " · ".join(str(status[name]) for name in ("model", "http", "weights_version") if status.get(name))
 
 
 def number(value: Any) -> str:

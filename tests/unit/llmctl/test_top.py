@@ -1,0 +1,234 @@
+"""The dashboard: keys, changes with their plan, a daemon that is slow, away or another one. What it looks like is in test_top_pictures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from llmctl import exits
+from llmctl.exits import CtlError
+from llmctl.main import main
+from llmctl.top import words
+from llmctl.top.actions import ACTIONS
+from llmctl.top.app import Top
+from llmctl.top.dialogs import Ask
+from llmctl.top.feed import Feed
+from llmctl.top.keys import CHANGING, LOOKING
+from llmctl.top.widgets import Rows
+from llmctl.verbs import VERBS, top
+from tests.unit.llmctl.fake_daemon import ABSENT, FakeDaemon, feed_of
+from tests.unit.llmctl.pictures import lines
+
+
+def seen(app: Top) -> str:
+    """The screen as text."""
+    return "\n".join(lines(app.export_screenshot()))
+
+
+async def until(pilot: Pilot[None], check: Callable[[], object], what: str) -> None:
+    """Let it run until `check` holds."""
+    deadline = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < deadline, f"never: {what}"
+        await pilot.pause(0.02)
+
+
+def dashboard(daemon: FakeDaemon, every: float | None = None) -> Top:
+    return Top(feed_of(daemon, seconds=5), every=every)
+
+
+def test_llmctl_starts_without_textual() -> None:
+    code = "import sys, llmctl.main, llmctl.verbs.top, llmctl.verbs.status; sys.exit('textual' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_key_is_in_the_manual_and_every_change_is_a_risky_verb() -> None:
+    manual = top.__doc__ or ""
+    assert [key.label for key in (*LOOKING, *CHANGING) if f"`{key.label}`" not in manual and key.label not in "234"] == []
+    assert all(VERBS[action.verb].risk != "read" for action in ACTIONS.values())
+    assert ACTIONS["abort all"].line == "llmctl abort --all"
+
+
+async def test_keys_lead_to_tabs_and_the_mark_stays_on_its_row() -> None:
+    daemon = FakeDaemon()
+    app = dashboard(daemon)
+    async with app.run_test(size=(80, 24)) as pilot:
+        for key, text in (("2", "scheduler-0"), ("3", "biggest prefixes"), ("5", "engine epoch 2 is ready"), ("1", "first token"), ("4", "14 requests")):
+            await pilot.press(key)
+            await until(pilot, lambda text=text: text in seen(app), f"{text!r} after {key}")  # type: ignore[misc]
+        await pilot.press("down", "down")
+        marked = daemon.requests[2]["rid"]
+        await until(pilot, lambda: (app.query_one("#request-rows", Rows).marked or {}).get("rid") == marked, "the third row is marked")
+        daemon.requests = daemon.requests[1:]
+        app.take(app.feed.poll(4))
+        await until(pilot, lambda: "13 requests" in seen(app), "the first has ended")
+        assert (app.query_one("#request-rows", Rows).marked or {})["rid"] == marked
+
+
+async def test_a_filter_shows_what_holds_the_text_until_escape_and_s_sorts() -> None:
+    app = dashboard(FakeDaemon())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("4", "slash", *"JOB-2", "enter")
+        await until(pilot, lambda: "job-2" in seen(app) and "job-1" not in seen(app), "only job-2")
+        await pilot.press("2", "4")  # digits are keys again
+        await until(pilot, lambda: "job-2" in seen(app) and "job-1" not in seen(app), "the filter stays")
+        await pilot.press("escape")
+        await until(pilot, lambda: "job-1" in seen(app), "all again")
+        assert app.query_one("#filter", Input).value == ""
+        rows = app.query_one("#request-rows", Rows)
+        rids = [row["rid"] for row in app.picture.requests["requests"]]
+        await pilot.press("s")
+        await until(pilot, lambda: (rows.marked or {}).get("rid") is not None and "RID▴" in seen(app), "sorted by rid")
+        text = seen(app)
+        places = [text.index(rid) for rid in sorted(rids)]
+        assert places == sorted(places)
+
+
+async def test_a_change_shows_the_plan_and_the_command_and_runs_only_after_a_yes() -> None:
+    daemon = FakeDaemon()
+    app = dashboard(daemon)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("r")
+        await until(pilot, lambda: "12 requests held" in seen(app), "the plan")
+        assert "$ llmctl restart" in seen(app)
+        await pilot.press("n")
+        await until(pilot, lambda: not isinstance(app.screen, Ask), "it is closed")
+        assert daemon.posted == [("/v1/restart", {"dry_run": True})]
+        results = [{"role": "scheduler", "rank": 0, "ok": True, "message": ""}, {"role": "scheduler", "rank": 1, "ok": False, "message": "does not load"}]
+        daemon.operations += [
+            {"id": "op-1", "state": "running"},
+            {"id": "op-1", "state": "partial", "results": results, "message": "rank 1 is away", "data": {}},
+        ]
+        await pilot.press("r")
+        await until(pilot, lambda: "12 requests held" in seen(app), "the plan again")
+        await pilot.press("y")
+        await until(pilot, lambda: "partial" in seen(app), "how it ended")
+        assert "scheduler-0  ok" in seen(app) and "scheduler-1  failed  does not load" in seen(app)
+        assert [path for path, body in daemon.posted if not body.get("dry_run")] == ["/v1/restart"]
+        await pilot.press("y")  # nothing is asked any more
+        await pilot.pause()
+        assert len(daemon.posted) == 3
+
+
+async def test_what_the_daemon_refuses_cannot_be_confirmed() -> None:
+    daemon = FakeDaemon()
+    daemon.plan = {"steps": [], "refused": {"code": "busy", "message": "a reload runs", "hint": "try again when it is done"}}
+    app = dashboard(daemon)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("d")
+        await until(pilot, lambda: "a reload runs" in seen(app), "the refusal")
+        await pilot.press("y")
+        await pilot.pause()
+        assert [body for _, body in daemon.posted] == [{"dry_run": True}]
+
+
+async def test_abort_ends_exactly_the_marked_request() -> None:
+    daemon = FakeDaemon()
+    app = dashboard(daemon)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.press("a")  # on another tab nothing is marked
+        await until(pilot, lambda: "mark a request" in seen(app), "it says so")
+        assert daemon.posted == []
+        await pilot.press("4")
+        await until(pilot, lambda: "14 requests" in seen(app), "the requests")
+        rid = daemon.requests[1]["rid"]
+        await pilot.press("down", "a")
+        await until(pilot, lambda: f"$ llmctl abort {rid}" in seen(app), "the command")
+        assert daemon.posted == [("/v1/abort", {"rid": rid, "dry_run": True})]
+
+
+async def test_the_palette_has_every_verb() -> None:
+    app = dashboard(FakeDaemon())
+    async with app.run_test(size=(80, 40)) as pilot:
+        await pilot.press("ctrl+p", *"drain")
+        await until(pilot, lambda: "take no new requests" in seen(app), "drain is found")
+        await pilot.press("enter")
+        await until(pilot, lambda: "$ llmctl drain" in seen(app), "its dialog")
+        await pilot.press("escape", "ctrl+p", *"doctor")
+        await until(pilot, lambda: "llmctl doctor" in seen(app), "doctor is found")
+
+
+async def test_a_daemon_that_is_away_is_waited_for_and_another_one_is_taken_up() -> None:
+    daemon = FakeDaemon()
+    daemon.error = ABSENT
+    app = Top(Feed(daemon, clock=lambda: daemon.now), every=0.02)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "not running" in seen(app), "it says so")
+        assert "start it with" in seen(app) and "no answer yet" in seen(app)
+        daemon.error = None
+        await until(pilot, lambda: "ready" in seen(app) and "live" in seen(app), "it is there")
+        daemon.error = CtlError(exits.NOT_ANSWERING, "llmd did not answer", "ask again")
+        daemon.now += 75
+        await pilot.press("4")
+        await until(pilot, lambda: "not answering" in seen(app) and "1m 15s old" in seen(app), "on every tab: what is wrong, and how old all is")
+        daemon.error, daemon.events = None, [{"seq": 1, "at": daemon.now, "kind": "state", "severity": "info", "message": "a new life"}]
+        daemon.status = {**daemon.status, "start_id": "two"}
+        await pilot.press("5")
+        await until(pilot, lambda: "a new life" in seen(app), "its events count from 1 again")
+        assert "engine epoch 2 is ready" in seen(app)
+
+
+async def test_a_slow_daemon_holds_up_no_key_and_not_the_end() -> None:
+    class Slow(FakeDaemon):
+        gate = threading.Event()
+
+        def get(self, path: str, timeout: float, **query: Any) -> Any:
+            self.gate.wait(60)
+            return super().get(path, timeout, **query)
+
+    daemon = Slow()
+    app = Top(Feed(daemon), every=0.01)
+    try:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("2")
+            await until(pilot, lambda: "processes" in seen(app), "the tab")
+            assert "waiting for the first answer" in seen(app)
+            await pilot.press("question_mark")
+            await until(pilot, lambda: "end the dashboard" in seen(app), "the help")
+            await pilot.press("escape", "q")
+        assert not Slow.gate.is_set() and app.return_code == 0
+    finally:
+        Slow.gate.set()
+
+
+async def test_without_colour_nothing_is_coloured() -> None:
+    app = Top(feed_of(FakeDaemon(), seconds=5), every=None, colour=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("4")
+        await until(pilot, lambda: "14 requests" in seen(app), "the requests")
+        strips = app.screen._compositor.render_strips()
+        styles = {segment.style for strip in strips for segment in strip.apply_filter(app.get_line_filters()[0], app.screen.background_colors[1])}
+        assert styles and all(style is None or (style.color is None and style.bgcolor is None) for style in styles)
+        assert any(style is not None and style.reverse for style in styles), "what is marked is still seen"
+
+
+def test_an_answer_that_is_not_understood_is_told() -> None:
+    daemon = FakeDaemon()
+    feed = feed_of(daemon, seconds=1)
+    daemon.status = []  # type: ignore[assignment]
+    picture = feed.poll()
+    assert words.state(picture) == "not understood" and "llmctl version" in words.advice(picture)
+    assert picture.status["state"] == "ready", "what was known is kept"
+
+
+def test_degraded_and_draining_say_what_to_do() -> None:
+    daemon = FakeDaemon()
+    daemon.status = {**daemon.status, "degraded": ["frontend-1 is away"]}
+    picture = feed_of(daemon, seconds=1).picture
+    assert words.reason(picture) == "degraded: frontend-1 is away" and "doctor" in words.advice(picture)
+    daemon.status = {**daemon.status, "degraded": [], "state": "draining", "reason": "asked to"}
+    picture = feed_of(daemon, seconds=1).picture
+    assert words.reason(picture) == "asked to" and "llmctl resume" in words.advice(picture)
+
+
+def test_without_a_terminal_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top"]) == exits.USAGE
+    assert "top --once" in capsys.readouterr().err

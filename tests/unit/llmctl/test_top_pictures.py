@@ -1,0 +1,91 @@
+"""What the dashboard looks like, at each size, without colour, and in the moments that matter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from llmctl.top.app import Top
+from tests.unit.llmctl import pictures
+from tests.unit.llmctl.fake_daemon import ABSENT, FakeDaemon, feed_of
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of day are those of UTC; nothing of the environment is seen."""
+    for name in ("NO_COLOR", "TEXTUAL_THEME", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+async def settled(app: Top, pilot: Pilot[None]) -> str:
+    """The picture once it does not change any more."""
+    last, now = "", app.export_screenshot()
+    for _ in range(50):
+        await pilot.pause(0.05)
+        last, now = now, app.export_screenshot()
+        if pictures.runs(last) == pictures.runs(now):
+            return now
+    raise AssertionError("it never comes to rest")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "colour", "keys"),
+    [
+        ("docs/top.svg", (100, 30), True, ""),
+        ("tests/data/top/overview-80x24.svg", (80, 24), True, ""),
+        ("tests/data/top/overview-120x40.svg", (120, 40), True, ""),
+        ("tests/data/top/overview-60x20.svg", (60, 20), True, ""),
+        ("tests/data/top/overview-80x24-no-colour.svg", (80, 24), False, ""),
+        ("tests/data/top/processes-120x40.svg", (120, 40), True, "2"),
+        ("tests/data/top/kv-80x24.svg", (80, 24), True, "3"),
+        ("tests/data/top/requests-80x24.svg", (80, 24), True, "4"),
+        ("tests/data/top/requests-80x24-no-colour.svg", (80, 24), False, "4"),
+        ("tests/data/top/events-80x24.svg", (80, 24), True, "5"),
+        ("tests/data/top/help-80x24.svg", (80, 24), True, "?"),
+        ("tests/data/top/restart-80x24.svg", (80, 24), True, "r"),
+    ],
+)
+async def test_it_looks_as_it_did(name: str, size: tuple[int, int], colour: bool, keys: str, tmp_path: Path) -> None:
+    app = Top(feed_of(FakeDaemon()), every=None, colour=colour)
+    async with app.run_test(size=size) as pilot:
+        for key in keys:
+            await pilot.press("question_mark" if key == "?" else key)
+        pictures.same(await settled(app, pilot), ROOT / name, tmp_path, pytest.fail)
+
+
+async def test_what_is_old_is_grey_and_says_how_old(tmp_path: Path) -> None:
+    daemon = FakeDaemon()
+    app = Top(feed_of(daemon), every=None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        daemon.error = ABSENT
+        daemon.now += 20
+        app.take(app.feed.poll())
+        pictures.same(await settled(app, pilot), ROOT / "tests/data/top/gone-80x24.svg", tmp_path, pytest.fail)
+
+
+async def test_a_picture_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: another number, and another colour alone."""
+    monkeypatch.delenv("DRAW_TOP", raising=False)
+    daemon = FakeDaemon()
+    app = Top(feed_of(daemon), every=None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        drawn = await settled(app, pilot)
+    kept = tmp_path / "kept.svg"
+    (there := tmp_path / "there").mkdir()
+    said: list[str] = []
+    for other in (drawn.replace("281", "282"), drawn.replace("#83b88c", "#dc7f83"), drawn):
+        kept.write_text(other)
+        pictures.same(drawn, kept, there, said.append)
+    assert len(said) == 2
+    assert "+ " in said[0] and "281" in said[0] and "in other colours" in said[1]
