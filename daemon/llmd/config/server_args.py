@@ -140,7 +140,7 @@ class SchedulerArgs(_Section, frozen=True):
         Literal["lru", "lfu", "fifo"], doc("Which cached prefix goes first: least recently used, least frequently used, or first in.", reload="engine")
     ] = "lru"
     max_queued_requests: Annotated[int, doc("Waiting requests at most; more get 429 queue_full.", reload="live", ge=0, le=2**31 - 1)] = 512
-    queue_timeout: Annotated[Seconds | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
+    queue_timeout: Annotated[Wait | None, doc("Longest wait in the queue; then 503 queue_timeout.", reload="live", unit="s")] = 60.0
     request_timeout: Annotated[Wait | None, doc("Longest run of one request; null: no limit.", reload="live", unit="s")] = None
     random_seed: Annotated[
         Seed | None, doc("Requests that give no seed get one from a sequence that starts here, one sequence a frontend; null: at random.")

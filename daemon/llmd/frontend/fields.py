@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 from llmd.errors import RequestError
+
+#: The smallest positive number in a request: smaller ones are zero, or not exact, in the float32 that logits are made of.
+TINY: Final = 1e-30
 
 
 def fault(param: str, message: str) -> RequestError:
@@ -74,7 +77,7 @@ class Fields:
         return int(value)
 
     def number(self, name: str, low: float, high: float, default: float, *, open_low: bool = False) -> float:
-        """A finite number in [low, high], or in (low, high] with `open_low`."""
+        """A finite number in [low, high], or in (low, high] with `open_low`. One too small to compute with becomes 0, or the smallest that is."""
         value = self.get(name)
         if value is None:
             return default
@@ -84,6 +87,8 @@ class Fields:
             raise fault(self.path(name), "must be a finite number")
         if value < low or value > high or (open_low and value == low):
             raise fault(self.path(name), f"must be {'greater than' if open_low else 'at least'} {low:g} and at most {high:g}")
+        if 0 < abs(value) < TINY:
+            return TINY if open_low else 0.0
         return float(value)
 
     def string(self, name: str, *, longest: int) -> str | None:

@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 STAGE: Final = "packing weights"
 #: Seconds that another start may take to pack; below `supervision.startup_timeout` as shipped.
-WAIT_S: Final = 300.0
+WAIT_S: Final = 60.0
 #: A pack that nobody has used for so long goes when another is made.
 KEEP_S: Final = 30 * 24 * 3600.0
 
@@ -52,7 +52,7 @@ def load_packed(cache_dir: Path, key: PackKey, items: Sequence[Item], progress: 
     report(0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(path, lambda: report(0)):
+        with _one_at_a_time(path, lambda: progress("waiting for another start that packs the same weights", 0, 0)):
             # Perhaps somebody else has made it while we waited; what is wrong with it has been said.
             return _read(path, key, items, logging.DEBUG) or _make(path, key, items, report)
     except (OSError, PackError) as error:
@@ -107,6 +107,10 @@ def _make(path: Path, key: PackKey, items: Sequence[Item], report: Callable[[int
 def _prune(made: Path, group: str) -> None:
     """Remove what the pack just made replaces, and what has not been used for long. Processes that use one have it in memory."""
     oldest = time.time() - KEEP_S
+    for lock in made.parent.glob(f".*{SUFFIX}.lock"):
+        with contextlib.suppress(OSError):
+            if not lock.with_name(lock.name[1 : -len(".lock")]).exists() and lock.stat().st_mtime < oldest:
+                lock.unlink()
     for path in made.parent.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):
             replaced = path.name.rsplit(".", 2)[0] == group

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -97,8 +98,12 @@ def read(path: Path, key: PackKey, items: Sequence[Item]) -> Packed:
 
     Into huge pages where the machine has them: a step reads all weights, and from a mapping of the file, in small pages, it takes a third longer.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+    # A FIFO in its place must not keep the start waiting for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise PackError("it is not a file")
+        size = found.st_size
         if size < _FOOTER.size:
             raise PackError("it is too short")
         mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)

@@ -49,13 +49,17 @@ class DecodeManager:
         elif batch.reqs:
             self.ratio.decoded()
 
-    def retract(self, req: Req, *, keep: bool = True) -> None:
-        """Back into the queue without its KV; its tokens stay, and it goes on from them later. `keep`: what it has computed may be used again."""
+    def retract(self, req: Req, *, keep: bool = True, for_memory: bool = True) -> None:
+        """Back into the queue without its KV; its tokens stay, and it goes on from them later. `keep`: what it has computed may be used again.
+
+        `for_memory`: it makes room for others, which is what the metric counts.
+        """
         del self.running[req.rid]
         self._kv.release(req, keep=keep)
         req.queued = time.monotonic()
         self._waiting.push_back(req)
-        self._meter.inc("llmd_requests_retracted_total")
+        if for_memory:
+            self._meter.inc("llmd_requests_retracted_total")
         log.debug("retracted after %d tokens", len(req.output_ids), extra={"rid": req.rid})
 
     def pop(self, rid: str, *, keep: bool = True) -> Req | None:

@@ -66,7 +66,7 @@ class Isolation:
                 continue
             self.suspects.accuse(req, req.length - req.unseen)
             if req.rid in self._decode.running:
-                self._decode.retract(req, keep=False)
+                self._decode.retract(req, keep=False, for_memory=False)
             req.void = req.stay
         self.suspects.save()
 

@@ -39,7 +39,15 @@ def test_without_a_seed_every_request_has_its_own_and_choices_differ() -> None:
     assert params().seed != params().seed
     p = params(seed=7)
     assert [p.sampling(i, 5).seed for i in range(3)] == [7, 8, 9]
-    assert all(0 <= params(seed=s).sampling(1, 5).seed < 2**63 for s in (-(2**63), -1, 2**63 - 1))
+    assert len({params(seed=s).sampling(0, 5).seed for s in (-(2**63), -1, 0, 2**63 - 1)}) == 4, "all 64 bits count"
+    assert all(0 <= params(seed=s).sampling(1, 5).seed < 2**64 for s in (-(2**63), -1, 2**63 - 1))
+
+
+def test_numbers_too_small_to_compute_with_are_zero_or_the_smallest() -> None:
+    p = params(temperature=1e-38, min_p=1e-50, top_p=1e-300, repetition_penalty=1e-46, frequency_penalty=-1e-40)
+    assert p.temperature == p.min_p == p.penalties.frequency == 0
+    assert p.top_p == p.penalties.repetition == 1e-30
+    assert params(temperature=1e-6).temperature == 1e-6
 
 
 @pytest.mark.parametrize("value", ["x", ["x", "y"], None, [], ["x"] * 5])

@@ -106,6 +106,15 @@ def test_a_truncated_file_is_made_again(tmp_path: Path, size: int, caplog: pytes
     assert path.read_bytes() == data
 
 
+def test_a_pipe_in_its_place_is_replaced(tmp_path: Path) -> None:
+    load(tmp_path)
+    (path,) = files(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    load(tmp_path)
+    assert path.is_file()
+
+
 def test_any_damage_at_all_is_survived(tmp_path: Path) -> None:
     load(tmp_path)
     (path,) = files(tmp_path)

@@ -56,6 +56,7 @@ def test_who_makes_steps_fail_fails_alone(overlap: bool) -> None:
     assert bench.out.errors == {"poison": "internal_error"}
     assert all(bench.out.tokens[f"r{number}"] == oracle(innocent(number), 12) for number in range(12))
     assert not bench.scheduler.suspects.any
+    assert bench.counter("llmd_requests_retracted_total") == 0, "no memory was short"
 
 
 class Engines:

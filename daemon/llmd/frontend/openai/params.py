@@ -14,7 +14,7 @@ from llmd.frontend.openai.penalties import Penalties, read_penalties
 from llmd.frontend.openai.refused import refuse_unbuilt
 from llmd.wire.messages import DetokenizeParams, SamplingParams
 
-_SEED_MASK = 2**63 - 1
+_SEED_MASK = 2**64 - 1
 
 _WITHOUT_EFFECT = (
     "user",
