@@ -21,6 +21,7 @@ import zmq
 from llmd import failpoints
 from llmd.config import ServerArgs
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK, LlmdError, ResourceError
+from llmd.frontend.accepting import Board
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.app import create_app
 from llmd.frontend.channels import OutputReceiver, SchedulerPort
@@ -98,7 +99,17 @@ class Frontend:
         self._tasks: set[asyncio.Task[None]] = set()
         http = boot.args.http
         self._gate = create_app(self._runtime, self._lifespan(), self._limits() if http.workers > 1 else None)
-        self.server = FrontendServer(uvicorn_config(self._gate, keep_alive=http.keep_alive, backlog=http.backlog))
+        self.server = FrontendServer(uvicorn_config(self._gate, keep_alive=http.keep_alive, backlog=http.backlog), self._board())
+
+    def _board(self) -> Board | None:
+        boot = self._context.boot
+        if boot.args.http.workers == 1:
+            return None
+        try:
+            return Board(boot.ports.connections, boot.args.http.workers, self._context.rank)
+        except OSError as error:
+            log.warning("connections may be spread unevenly: %s: %s", boot.ports.connections, error.strerror)
+            return None
 
     def _limits(self) -> RateLimits:
         """What is shared with other frontends begins here."""

@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 #: Seconds that a request waits for control's word; without it, what this frontend knows counts.
 CLAIM_S: Final = 1.0
 
+#: Seconds between tries to get a name: a client that has the last byte of its answer may send the next request of that name
+#: before the frontend that wrote it, and control, have noted the end.
+RELEASE_S: Final = (0.03, 0.1, 0.0)
+
 
 class Names:
     """Alone until `share` is called."""
@@ -39,17 +43,35 @@ class Names:
     @contextlib.asynccontextmanager
     async def held(self, names: tuple[str, ...]) -> AsyncIterator[None]:
         """Encloses the requests of these names. Raises RequestError where one is taken by what runs, or twice."""
-        if len(set(names)) < len(names) or not self._held.isdisjoint(names):
+        if len(set(names)) < len(names):
             raise _taken()
-        self._held.update(names)
+        for pause in RELEASE_S:
+            if await self._take(names):
+                break
+            await asyncio.sleep(pause)
+        else:
+            raise _taken()
         try:
-            if names and self._send is not None and not await self._ask(self._send, names):
-                raise _taken()
             yield
         finally:
-            self._held.difference_update(names)
-            if names and self._send is not None:
-                self._send(ReleaseNames(names=names))
+            self._release(names)
+
+    async def _take(self, names: tuple[str, ...]) -> bool:
+        if not self._held.isdisjoint(names):
+            return False
+        self._held.update(names)
+        granted = False
+        try:
+            granted = self._send is None or await self._ask(self._send, names)
+        finally:
+            if not granted:
+                self._release(names)
+        return granted
+
+    def _release(self, names: tuple[str, ...]) -> None:
+        self._held.difference_update(names)
+        if self._send is not None:
+            self._send(ReleaseNames(names=names))
 
     async def _ask(self, send: Callable[[Message], None], names: tuple[str, ...]) -> bool:
         number, answer = next(self._ids), asyncio.get_running_loop().create_future()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator, MutableMapping
+from collections.abc import Callable, Generator, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmd.errors import RequestError
+from llmd.frontend.accepting import Acceptor, Board
 from llmd.frontend.exchange import PIPE, TRANSPORT
 from llmd.frontend.replies import error_body
 
@@ -95,6 +96,8 @@ class HttpProtocol(HttpToolsProtocol):
     _half_closed: asyncio.TimerHandle | None = None
     _refusal: RequestError | None = None
     """What is wrong with the bytes received, where it is not just that they are no request."""
+    on_lost: Callable[[], None] | None = None
+    """Called once the connection has ended."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(HeadHolder(transport))  # type: ignore[arg-type]
@@ -109,6 +112,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._half_closed is not None:
             self._half_closed.cancel()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client sends no more: closed at once, unless an answer to a whole request is due."""
@@ -171,11 +176,26 @@ def frame_by_close(scope: MutableMapping[str, Any], message: MutableMapping[str,
 
 
 class FrontendServer(uvicorn.Server):
-    """Leaves signals to the frontend. Asked to exit by `should_exit = True`, in the event loop's thread, it does so at once."""
+    """Leaves signals to the frontend. Asked to exit by `should_exit = True`, in the event loop's thread, it does so at once.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    `board`: of several frontends at one queue; None: there is one."""
+
+    def __init__(self, config: uvicorn.Config, board: Board | None = None) -> None:
         self._exit = asyncio.Event()
+        self._board = board
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn would take all connections there are at once."""
+        board = self._board
+        await super().startup(sockets if board is None else [])
+        if board is not None:
+            self.servers += [Acceptor(sock, board, self._protocol) for sock in sockets or []]  # type: ignore[misc]
+
+    def _protocol(self, lost: Callable[[], None]) -> HttpProtocol:
+        protocol = HttpProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol.on_lost = lost
+        return protocol
 
     @property
     def should_exit(self) -> bool:

@@ -81,6 +81,11 @@ class PortArgs(Struct, frozen=True):
         return self.private / f"suspects.{rank}"
 
     @property
+    def connections(self) -> Path:
+        """How many connections each frontend has (llmd.frontend.accepting)."""
+        return self.private / "connections"
+
+    @property
     def admin_socket(self) -> Path:
         return Path(self.run_dir) / "admin.sock"
 

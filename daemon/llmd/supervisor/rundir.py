@@ -128,7 +128,7 @@ class Lock:
 
 def clear(ports: PortArgs, admin_socket: Path | None) -> None:
     """Under the lock, in the end: remove what only a running llmd needs. The lock file and the last state stay, for llmctl."""
-    kept = (ports.boot, ports.supervisord_conf, ports.control_state, *(each(0) for each in (ports.journal, ports.suspects)))
+    kept = (ports.boot, ports.supervisord_conf, ports.control_state, ports.connections, *(each(0) for each in (ports.journal, ports.suspects)))
     shutil.rmtree(ports.small, ignore_errors=True)
     made = {path.name for path in kept}
     with contextlib.suppress(OSError):
