@@ -12,7 +12,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Input, Static
 
-from llmctl.output import duration, one_line
+from llmctl.output import duration
 from llmctl.top import style, words
 from llmctl.top.actions import ACTIONS, Action, abort
 from llmctl.top.away import away
@@ -220,7 +220,7 @@ class Top(App[None]):
         if marked is None:
             self.notify("mark a request on tab 4 first; the palette (^p) has `abort all`", title="abort")
         else:
-            self.ask(abort(one_line(marked.get("request") or marked.get("rid"))))
+            self.ask(abort(str(marked.get("request") or marked.get("rid"))))
 
     def ask(self, action: Action) -> None:
         """The dialog of a change."""

@@ -57,7 +57,7 @@ class Ask(Dialog):
         with Vertical(classes="dialog -ends" if self._action.about.risk == "ends" else "dialog") as box:
             box.border_title = self._action.verb
             yield Static(Text(self._action.about.line), id="about")
-            yield Static(Text(f"$ {self._action.line}"), classes="line")
+            yield Static(Text(f"$ {one_line(self._action.line)}"), classes="line")
             with VerticalScroll(id="plan"):
                 yield Static("", id="said")
             yield Static("", classes="buttons")

@@ -12,13 +12,14 @@ from rich.console import RenderableType
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Container, Vertical
+from textual.content import Content
 from textual.widgets import Static
 
-from llmctl.output import duration, one_line, size
+from llmctl.output import counted, duration, one_line, size
 from llmctl.top import words
 from llmctl.top.feed import Feed, Picture
 from llmctl.top.style import STATES
-from llmctl.top.widgets import Column, Detail, Lines, Painted, Rows, Tile
+from llmctl.top.widgets import MOST, Column, Detail, Lines, Painted, Rows, Tile
 
 
 class Pane(Vertical, Painted):
@@ -178,7 +179,7 @@ class Processes(Pane):
         if row is None:
             return
         muted = self.colour("muted")
-        detail.border_title = name_of(row)
+        detail.border_title = Content(one_line(name_of(row)))
         last = row.get("last_exit") or {}
         doing = " · ".join(str(part) for part in (row.get("stage"), row.get("phase"), f"{row['steps']:,} steps" if row.get("steps") else "") if part)
         ended = words.exit_text(row) if last else "none: it is in its first life"
@@ -273,8 +274,10 @@ class Requests(Pane):
     def show(self, picture: Picture, feed: Feed) -> None:
         rows = picture.requests.get("requests") or []
         total = picture.requests.get("total", len(rows))
-        self.query_one(Rows).show(rows[:500])
-        self.query_one(".box").border_title = f"{total:,} request{'s' * (total != 1)} in flight, oldest first"
+        self.query_one(Rows).show(rows)
+        self.query_one(".box").border_title = f"{counted(total, 'request')} in flight, oldest first" + (
+            f"; {MOST} shown, / finds others" if len(rows) > MOST else ""
+        )
         self.detail()
 
     def on_data_table_row_highlighted(self) -> None:
@@ -286,7 +289,7 @@ class Requests(Pane):
         if row is None:
             return
         muted = self.colour("muted")
-        detail.border_title = one_line(row.get("rid"))
+        detail.border_title = Content(one_line(row.get("rid")))  # it may be a client's, and is no markup
         detail.border_subtitle = "a aborts it"
         first = row.get("first_token_s")
         got, most, prompt, known = (f"{row.get(name) or 0:,}" for name in ("output_tokens", "max_new_tokens", "prompt_tokens", "cached_tokens"))

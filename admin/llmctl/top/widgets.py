@@ -21,6 +21,8 @@ from llmctl.output import one_line
 from llmctl.top.style import STATES
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
+#: Rows that are drawn; drawing all of thousands each second would cost more than it tells.
+MOST: Final = 200
 #: Cells between two columns.
 _GAP: Final = 1
 
@@ -169,7 +171,7 @@ class Rows(DataTable[Text], Painted):
         self.clear(columns=True)
         self._columns = tuple(column for column in self._all if self._has_room(column))
         self._heads()
-        self._drawn = self._sorted([row for row in self._rows if self._wanted(row)])
+        self._drawn = self._sorted([row for row in self._rows if self._wanted(row)])[:MOST]
         for row in self._drawn:
             self.add_row(*(self._cell(number, row) for number in range(len(self._columns))))
         if marked is not None:

@@ -151,6 +151,31 @@ async def test_abort_ends_exactly_the_marked_request() -> None:
         assert daemon.posted == [("/v1/abort", {"rid": rid, "dry_run": True})]
 
 
+async def test_what_clients_send_is_no_markup_and_no_command_for_the_terminal() -> None:
+    daemon = FakeDaemon()
+    daemon.requests = [{**daemon.requests[0], "rid": "[/b] [red]x", "request": "[/b] [red]x\x1b[2J", "client_id": "日本\x1b[31m[/]"}]
+    daemon.status = {**daemon.status, "model": "[/]m", "reason": "[/red]", "degraded": ["[b"]}
+    app = dashboard(daemon)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("4")
+        await until(pilot, lambda: "[/b] [red]x" in seen(app) and "[/]m" in seen(app), "as it is")
+        await pilot.press("a")
+        await until(pilot, lambda: "$ llmctl abort '[/b] [red]x [2J'" in seen(app), "the command")
+        assert "\x1b" not in seen(app)
+        assert daemon.posted[0][1]["rid"] == "[/b] [red]x\x1b[2J", "and the daemon is asked for exactly it"
+
+
+async def test_of_thousands_the_first_are_drawn_and_the_filter_finds_the_others() -> None:
+    daemon = FakeDaemon()
+    daemon.requests = [{**daemon.requests[0], "rid": f"r{number:04}"} for number in range(1000)]
+    app = dashboard(daemon)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("4")
+        await until(pilot, lambda: "1000 requests" in seen(app) and "200 shown" in seen(app), "how many")
+        await pilot.press("slash", *"r0999", "enter")
+        await until(pilot, lambda: "r0999" in seen(app) and "r0000" not in seen(app), "the last one")
+
+
 async def test_the_palette_has_every_verb() -> None:
     app = dashboard(FakeDaemon())
     async with app.run_test(size=(80, 40)) as pilot:
