@@ -1,7 +1,8 @@
 """Chaos: processes are killed and stopped at random under load, and no client notices more than a pause.
 
 What each request has to say is asked of the undisturbed daemon first: greedy and seeded, streamed and whole, several choices, stop strings,
-logprobs. Then every answer has to be that, character by character, whatever dies meanwhile.
+logprobs. Then every answer has to be that, character by character, whatever dies meanwhile. Now and then one of the two frontends
+dies: only whoever was connected to that one may see an error, a broken connection.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ CLIENTS = 32
 CONFIG = {
     "supervision": {"hang_timeout": "3s", "helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000, "backoff": ["0s", "0s", "0s"]}},
     "memory": {"max_running_requests": 40},
+    "http": {"port": 0, "workers": 2},
 }
 ROLES = ("scheduler", "detokenizer", "control")
+FRONTENDS = ("frontend-0", "frontend-1")
+#: One fault of a frontend for so many others.
+FRONTEND_EVERY = 4
 #: A request may take so long, pauses included; beyond, it hangs.
 PATIENCE = 120 * SLOW
 
@@ -43,6 +48,8 @@ class Fault:
     signum: signal.Signals
     at: float
     pause: float = 0.0
+    ports: frozenset[int] = frozenset()
+    """Of a frontend: the clients' ports of the connections that it had."""
 
 
 @dataclass
@@ -51,6 +58,8 @@ class Observed:
 
     answers: int = 0
     wrong: list[str] = field(default_factory=list)
+    broken: list[tuple[int, str]] = field(default_factory=list)
+    """Connections that ended before their answer: the client's port, and how."""
     tokens_at: list[float] = field(default_factory=list)
 
 
@@ -107,14 +116,33 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], stream: bool, tok
     return [tuple(choice) for choice in choices.values()]
 
 
+class Ports(httpx.AsyncHTTPTransport):
+    """Knows the local port of the connection that the latest request went over."""
+
+    port = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async def trace(name: str, info: dict[str, Any]) -> None:
+            stream = info.get("return_value")
+            if name == "connection.connect_tcp.complete" and stream is not None:
+                self.port = stream.get_extra_info("client_addr")[1]
+
+        request.extensions["trace"] = trace
+        return await super().handle_async_request(request)
+
+
 async def client_loop(number: int, daemon: Daemon, bodies: list[dict[str, Any]], oracle: list[list[Any]], until: float, seen: Observed) -> None:
     dice = random.Random(number)
-    async with httpx.AsyncClient(base_url=daemon.url, timeout=PATIENCE) as client:
+    ports = Ports()
+    async with httpx.AsyncClient(base_url=daemon.url, timeout=PATIENCE, transport=ports) as client:
         while time.monotonic() < until:
             choice, stream = dice.randrange(len(bodies)), dice.random() < 0.6
             what = f"request {choice} ({'streamed' if stream else 'whole'})"
             try:
                 answer = await ask(client, bodies[choice], stream, seen.tokens_at)
+            except httpx.TransportError as error:
+                seen.broken.append((ports.port, f"{what}: {type(error).__name__}: {error}"))
+                continue
             except (httpx.HTTPError, AssertionError) as error:
                 seen.wrong.append(f"{what}: {type(error).__name__}: {error}")
                 continue
@@ -131,12 +159,28 @@ async def inject(daemon: Daemon, until: float, every: tuple[float, float], dice:
         await asyncio.sleep(dice.uniform(*every))
         queue = queue or dice.sample(kinds, len(kinds))
         role, signum = queue.pop()
-        child = await asyncio.to_thread(daemon.child, role)
-        if child is None:
-            continue  # it is being replaced
-        os.kill(child.pid, signum)
-        faults.append(Fault(role, signum, time.monotonic()))
+        if len(faults) % FRONTEND_EVERY == FRONTEND_EVERY - 1:
+            role = dice.choice(FRONTENDS)
+        fault = await asyncio.to_thread(strike, daemon, role, signum)
+        faults += [fault] if fault is not None else []
     return faults
+
+
+def strike(daemon: Daemon, role: str, signum: signal.Signals) -> Fault | None:
+    """Kill or stop a process; None: it is being replaced."""
+    name, _, rank = role.partition("-")
+    child = daemon.child(name, int(rank or 0))
+    if child is None:
+        return None
+    ports: frozenset[int] = frozenset()
+    try:
+        if name == "frontend":
+            os.kill(child.pid, signal.SIGSTOP)  # so that it takes no connection while its connections are looked at
+            ports = frozenset(c.raddr.port for c in child.net_connections("tcp") if c.raddr)
+        os.kill(child.pid, signum)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None  # of an earlier fault
+    return Fault(role, signum, time.monotonic(), ports=ports)
 
 
 async def run(daemon: Daemon, seconds: float, every: tuple[float, float], seed: int) -> tuple[Observed, list[Fault]]:
@@ -164,20 +208,32 @@ def measure_pauses(seen: Observed, faults: list[Fault]) -> None:
 
 def print_table(seen: Observed, faults: list[Fault], recovered: float) -> None:
     kinds = Counter((fault.role, fault.signum.name) for fault in faults)
-    print(f"\nrequests {seen.answers + len(seen.wrong)}, recovered {recovered:.0f}, lost or wrong {len(seen.wrong)}")
+    lost = len(seen.wrong) + len(unexplained(seen, faults))
+    asked = seen.answers + len(seen.wrong) + len(seen.broken)
+    print(f"\nrequests {asked}, recovered {recovered:.0f}, broken with their frontend {len(seen.broken)}, lost or wrong {lost}")
     for (role, name), count in sorted(kinds.items()):
         pauses = sorted(fault.pause for fault in faults if (fault.role, fault.signum.name) == (role, name))
         print(f"{role:12} {name:8} x{count:<3} pause p50 {statistics.median(pauses):6.2f} s  max {pauses[-1]:6.2f} s")
 
 
+def lasting(daemon: Daemon) -> dict[str, psutil.Process]:
+    """The processes in which something could pile up."""
+    supervisor = psutil.Process(daemon.process.pid if daemon.process else 0)
+    return {"supervisor": supervisor} | {name: psutil.Process(daemon.pid("frontend", rank)) for rank, name in enumerate(FRONTENDS)}
+
+
 def descriptors(daemon: Daemon) -> dict[str, int]:
-    processes = {"supervisor": psutil.Process(daemon.process.pid if daemon.process else 0), "frontend": psutil.Process(daemon.pid("frontend"))}
-    return {name: process.num_fds() for name, process in processes.items()}
+    return {name: process.num_fds() for name, process in lasting(daemon).items()}
 
 
 def memory(daemon: Daemon) -> dict[str, int]:
-    processes = {"supervisor": psutil.Process(daemon.process.pid if daemon.process else 0), "frontend": psutil.Process(daemon.pid("frontend"))}
-    return {name: process.memory_info().rss for name, process in processes.items()}
+    return {name: process.memory_info().rss for name, process in lasting(daemon).items()}
+
+
+def unexplained(seen: Observed, faults: list[Fault]) -> list[str]:
+    """Broken connections that were not those of a frontend that died."""
+    lost = frozenset().union(*(fault.ports for fault in faults))
+    return [what for port, what in seen.broken if port not in lost]
 
 
 def chaos(directory: Path, model: str, seconds: float, every: tuple[float, float], seed: int) -> None:
@@ -191,6 +247,7 @@ def chaos(directory: Path, model: str, seconds: float, every: tuple[float, float
         recovered = daemon.metric("llmd_requests_recovered_total")
         print_table(seen, faults, recovered)
         assert not seen.wrong, "\n".join(seen.wrong[:5])
+        assert not (odd := unexplained(seen, faults)), "\n".join(odd[:5])
         assert len(faults) >= 3 and recovered > 0, "there was chaos"
         wait_for("all requests are over", lambda: daemon.requests() == (0, 0) and daemon.metric("llmd_frontend_inflight") == 0, 60)
         wait_for("no page is active", lambda: daemon.status()["kv"]["pages_active"] == 0, 60)
