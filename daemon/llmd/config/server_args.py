@@ -163,7 +163,7 @@ class HttpArgs(_Section, frozen=True):
         "127.0.0.1"
     )
     port: Annotated[int, doc("TCP port; 0 takes a free one.", ge=0, le=65535)] = 8000
-    workers: Annotated[int, doc("Frontend processes on the one socket.", ge=1, le=64)] = 1
+    workers: Annotated[int, doc("Frontend processes on the one socket; they share load, limits of keys and names of requests.", ge=1, le=64)] = 1
     backlog: Annotated[int, doc("Connections that may wait to be accepted.", ge=1, le=65535)] = 2048
     keep_alive: Annotated[float, doc("Idle time after which a connection is closed.", reload="live", unit="s", ge=0)] = 75.0
     sse_ping: Annotated[float, doc("A stream silent for this long gets a comment.", reload="live", unit="s", ge=SHORTEST)] = 15.0
