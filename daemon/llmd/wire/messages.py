@@ -59,7 +59,9 @@ class DetokenizeParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the detokenizer must know of a request; travels with its first chunk."""
 
     stop: tuple[str, ...] = ()
-    """Stop strings: the text is cut before the earliest one."""
+    """Stop strings: the token that completes one ends the request, and the text is cut before it."""
+    min_tokens: int = 0
+    """Stop strings that are complete after so many tokens are text."""
     skip_special_tokens: bool = True
     include_stop: bool = False
     """The text ends with the stop string or stop token that ended it, instead of before it."""

@@ -107,6 +107,31 @@ def test_logprobs_of_output_and_prompt(shared: World) -> None:
     assert "output_token_logprobs" not in generate(shared, text="abc", sampling_params=params).json()["meta_info"]
 
 
+def test_nothing_may_be_generated_and_the_prompt_is_scored(shared: World) -> None:
+    body = generate(shared, text="abc", sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0).json()
+    assert (body["text"], body["output_ids"]) == ("", [])
+    meta = body["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 0)
+    assert meta["input_token_logprobs"] == [[None, 97, None], [-1.0, 98, None], [-1.0, 99, None]]
+    assert meta["output_token_logprobs"] == []
+    plain = generate(shared, text="abc", sampling_params={"max_new_tokens": 0}).json()
+    assert plain["text"] == "" and "input_token_logprobs" not in plain["meta_info"]
+    (event,) = events(shared, text="abc", sampling_params={"max_new_tokens": 0})
+    assert event["text"] == "" and event["meta_info"]["finish_reason"]["type"] == "length"
+
+
+def test_sampling_params_say_what_becomes_of_the_tokens(shared: World) -> None:
+    for name in ("no_stop_trim", "include_stop_str_in_output"):
+        for value in (True, False, None):
+            assert generate(shared, text="a", sampling_params={"max_new_tokens": 1, "stop": "zz", name: value}).status_code == 200
+            assert shared.engine.requests[-1].detokenize.include_stop is (value is True)
+    for value in (True, False, None):
+        assert generate(shared, text="a", sampling_params={"max_new_tokens": 1, "spaces_between_special_tokens": value}).status_code == 200
+    assert generate(shared, text="a", sampling_params={"max_new_tokens": 3, "min_new_tokens": 2, "stop": "zz"}).status_code == 200
+    assert shared.engine.requests[-1].detokenize.min_tokens == shared.engine.requests[-1].sampling.min_new_tokens == 2
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -125,7 +150,8 @@ def test_logprobs_of_output_and_prompt(shared: World) -> None:
         ({"input_ids": [[]]}, "input_ids[0]"),
         ({"text": "a", "sampling_params": 5}, "sampling_params"),
         ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 0, "min_new_tokens": 1}}, "sampling_params.min_new_tokens"),
         ({"text": ["a"], "sampling_params": [{"temperature": -1}]}, "sampling_params[0].temperature"),
         ({"text": "a", "sampling_params": {"regex": "a+"}}, "sampling_params.regex"),
         ({"text": "a", "sampling_params": {"no_such": 1}}, "sampling_params.no_such"),

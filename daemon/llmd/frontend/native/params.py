@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from llmd.frontend.fields import Fields, check_text, fault, is_int
 from llmd.frontend.limits import MAX_N, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_LOGPROBS
-from llmd.frontend.openai.params import RequestParams, read_stop, read_stop_token_ids, token_budget
+from llmd.frontend.openai.params import RequestParams, read_detokenize, read_stop_token_ids, token_budget
 from llmd.frontend.openai.penalties import read_penalties
 from llmd.frontend.tokenizer_manager import TokenizerManager
-from llmd.wire.messages import DetokenizeParams
 
 #: SGLang's own default.
 DEFAULT_NEW_TOKENS: Final = 128
@@ -93,9 +92,8 @@ def read_sampling(raw: Any, name: str, *, vocabulary: int, manager: TokenizerMan
         raise fault(name, "must be an object")
     fields = Fields(raw, f"{name}.")
     fields.neutral(*_UNSUPPORTED, values=(False, ""))
-    fields.neutral("spaces_between_special_tokens", values=(True,))
-    fields.neutral("no_stop_trim", values=(False,))
-    most = fields.integer("max_new_tokens", 1, MAX_TOKENS)
+    most = fields.integer("max_new_tokens", 0, MAX_TOKENS)
+    least = fields.integer("min_new_tokens", 0, MAX_TOKENS) or 0
     top_k = fields.integer("top_k", -1, MAX_TOKENS)
     seed = fields.integer("sampling_seed", -(2**63), 2**63 - 1)
     params = RequestParams(
@@ -104,7 +102,8 @@ def read_sampling(raw: Any, name: str, *, vocabulary: int, manager: TokenizerMan
         n=fields.integer("n", 1, MAX_N) or 1,
         max_tokens=most,
         max_tokens_field=fields.path("max_new_tokens"),
-        min_tokens=fields.integer("min_new_tokens", 0, MAX_TOKENS) or 0,
+        min_tokens=least,
+        min_tokens_field=fields.path("min_new_tokens"),
         temperature=fields.number("temperature", 0.0, MAX_TEMPERATURE, 1.0),
         top_p=fields.number("top_p", 0.0, 1.0, 1.0, open_low=True),
         top_k=-1 if top_k in (None, 0) else top_k,
@@ -112,7 +111,7 @@ def read_sampling(raw: Any, name: str, *, vocabulary: int, manager: TokenizerMan
         seed=(manager.fresh_seed() if seed is None else seed) & _SEED_MASK,
         ignore_eos=fields.boolean("ignore_eos"),
         stop_token_ids=read_stop_token_ids(fields, vocabulary),
-        detokenize=DetokenizeParams(stop=read_stop(fields), skip_special_tokens=fields.boolean("skip_special_tokens", True)),
+        detokenize=read_detokenize(fields, least),
         penalties=read_penalties(fields, vocabulary),
     )
     fields.finish(strict=True)

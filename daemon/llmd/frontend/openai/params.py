@@ -48,6 +48,8 @@ class RequestParams(Struct, frozen=True, kw_only=True):
     ignore_eos: bool
     stop_token_ids: tuple[int, ...]
     detokenize: DetokenizeParams
+    min_tokens_field: str = "min_tokens"
+    """Which field said so."""
     priority: int = 0
     """Smaller is more urgent."""
     penalties: Penalties = Penalties()
@@ -63,7 +65,7 @@ class RequestParams(Struct, frozen=True, kw_only=True):
     def sampling(self, choice: int, max_new_tokens: int) -> SamplingParams:
         """For choice `choice` of a prompt: the choices differ by their seed."""
         if self.min_tokens > max_new_tokens:
-            raise fault("min_tokens", f"must be at most the {max_new_tokens} tokens that may be generated")
+            raise fault(self.min_tokens_field, f"must be at most the {max_new_tokens} tokens that may be generated")
         return SamplingParams(
             max_new_tokens=max_new_tokens,
             min_new_tokens=self.min_tokens,
@@ -90,6 +92,7 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
     max_tokens, field = _max_tokens(fields, least_tokens)
     top_k = fields.integer("top_k", -1, MAX_TOKENS)
     priority = fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY)
+    min_tokens = fields.integer("min_tokens", 0, MAX_TOKENS) or 0
     seed = fields.integer("seed", -(2**63), 2**63 - 1)
     return RequestParams(
         stream=stream,
@@ -98,7 +101,7 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
         n=_choices(fields),
         max_tokens=max_tokens,
         max_tokens_field=field,
-        min_tokens=fields.integer("min_tokens", 0, MAX_TOKENS) or 0,
+        min_tokens=min_tokens,
         temperature=fields.number("temperature", 0.0, MAX_TEMPERATURE, 1.0),
         top_p=fields.number("top_p", 0.0, 1.0, 1.0, open_low=True),
         top_k=-1 if top_k in (None, 0) else top_k,
@@ -106,7 +109,7 @@ def read_params(fields: Fields, *, vocabulary: int, least_tokens: int, fresh_see
         seed=(fresh_seed() if seed is None else seed) & _SEED_MASK,
         ignore_eos=fields.boolean("ignore_eos"),
         stop_token_ids=read_stop_token_ids(fields, vocabulary),
-        detokenize=_detokenize(fields),
+        detokenize=read_detokenize(fields, min_tokens),
         priority=priority or 0,
         penalties=read_penalties(fields, vocabulary),
         prompt_logprobs=_prompt_logprobs(fields, stream),
@@ -170,13 +173,15 @@ def _choices(fields: Fields) -> int:
     return n
 
 
-def _detokenize(fields: Fields) -> DetokenizeParams:
+def read_detokenize(fields: Fields, min_tokens: int) -> DetokenizeParams:
+    """What becomes of the tokens, in OpenAI's requests and in SGLang's `sampling_params`."""
     fields.boolean("spaces_between_special_tokens")  # the tokenizers that llmd takes put none there
     include_stop = fields.boolean("include_stop_str_in_output")
     return DetokenizeParams(
         stop=read_stop(fields),
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
         include_stop=fields.boolean("no_stop_trim") or include_stop,
+        min_tokens=min_tokens,
     )
 
 

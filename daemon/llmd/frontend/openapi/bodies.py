@@ -20,7 +20,6 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
 Prompts = Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=limits.MAX_PROMPTS)] | Annotated[list[TokenIds], Field(max_length=256)]
 Count = Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)]
-Positive = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
 Choices = Annotated[int, Field(ge=1, le=limits.MAX_N)]
 Temperature = Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -146,7 +145,7 @@ class NativeSampling(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_new_tokens: Annotated[Positive | None, doc("128 by default, or what fits.")] = None
+    max_new_tokens: Annotated[Count | None, doc("128 by default, or what fits; 0: nothing, for the prompt's log-probabilities.")] = None
     min_new_tokens: Annotated[Count | None, doc("Nothing ends the output before this many tokens.")] = None
     temperature: Temperature | None = None
     top_p: OpenShare | None = None
@@ -158,8 +157,9 @@ class NativeSampling(BaseModel):
     stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: Annotated[Literal[True] | None, doc("Only true.")] = None
-    no_stop_trim: Annotated[Literal[False] | None, doc("Only false.")] = None
+    spaces_between_special_tokens: Annotated[bool | None, doc("Taken for compatibility; the tokenizers there are put none.")] = None
+    no_stop_trim: Annotated[bool | None, doc("Keep the stop text or stop token that ended the output.")] = None
+    include_stop_str_in_output: Annotated[bool | None, doc("OpenAI-style servers' name of the same.")] = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
