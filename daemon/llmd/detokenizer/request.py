@@ -14,7 +14,20 @@ class Gap(Exception):
 class RequestState:
     """Text comes out when its characters are whole and no stop string may begin in it; ids and logprobs wait for it."""
 
-    __slots__ = ("_at", "_cached", "_decoder", "_first", "_ids", "_include_stop", "_logprobs", "_prompt_logprobs", "_stops", "_table", "frontend")
+    __slots__ = (
+        "_at",
+        "_cached",
+        "_decoder",
+        "_first",
+        "_ids",
+        "_include_stop",
+        "_logprobs",
+        "_min_tokens",
+        "_prompt_logprobs",
+        "_stops",
+        "_table",
+        "frontend",
+    )
 
     def __init__(self, table: TokenBytes, frontend: int, first: int, params: DetokenizeParams) -> None:
         self.frontend = frontend
@@ -22,6 +35,7 @@ class RequestState:
         self._decoder = table.decoder(skip_special_tokens=params.skip_special_tokens)
         self._stops = StopMatcher(params.stop) if any(params.stop) else None
         self._include_stop = params.include_stop
+        self._min_tokens = params.min_tokens
         self._first = first
         self._at = 0
         self._ids: list[int] = []
@@ -62,14 +76,14 @@ class RequestState:
             text = decoder.feed(visible)
             return text + decoder.flush() if finish is not None else text, len(ids), None
         out = ""
+        count = self._first + len(self._ids)
         for used, id in enumerate(visible, 1):
-            out += stops.feed(decoder.feed([id]))
+            out += stops.feed(decoder.feed([id]), may_end=count + used > self._min_tokens)
             if stops.matched is not None:
                 return out + stops.matched if self._include_stop else out, used, stops.matched
         if finish is not None:
-            out += stops.feed(decoder.flush())
-            if stops.matched is None:
-                out += stops.flush()
+            out += stops.feed(decoder.flush(), may_end=count + len(visible) > self._min_tokens)
+            out += stops.flush()
             if stops.matched is not None and self._include_stop:
                 out += stops.matched
         return out, len(ids), stops.matched

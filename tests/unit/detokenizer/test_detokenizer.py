@@ -30,10 +30,19 @@ class Feed:
         self.next: dict[str, int] = {}
 
     def chunk(
-        self, rid: str, ids: list[int] | bytes, *, stop: tuple[str, ...] = (), skip: bool = True, include_stop: bool = False, frontend: int = 0, **more: Any
+        self,
+        rid: str,
+        ids: list[int] | bytes,
+        *,
+        stop: tuple[str, ...] = (),
+        skip: bool = True,
+        include_stop: bool = False,
+        frontend: int = 0,
+        least: int = 0,
+        **more: Any,
     ) -> TokenChunk:
         first = self.next.get(rid)
-        start = DetokenizeParams(stop=stop, skip_special_tokens=skip, include_stop=include_stop) if first is None else None
+        start = DetokenizeParams(stop=stop, skip_special_tokens=skip, include_stop=include_stop, min_tokens=least) if first is None else None
         self.next[rid] = (first or 0) + len(ids)
         return TokenChunk(rid, frontend, first or 0, list(ids), start=start, **more)
 
@@ -93,6 +102,24 @@ def test_stop_on_the_last_allowed_token_beats_length() -> None:
     assert chunk == TextChunk("a", 0, "x", [120, 121, 122], Finish("stop", "yz"))
     chunk = feed.one("b", b"xbc", stop=("c", "bcd"), finish=LENGTH)
     assert chunk == TextChunk("b", 0, "xb", [120, 98, 99], Finish("stop", "c"))
+
+
+def test_no_token_behind_the_one_that_completed_a_stop_is_delivered() -> None:
+    feed = Feed()
+    entries = [TokenLogprob(byte, -1.0) for byte in b"XaYZXa"]
+    chunk = feed.one("a", b"XaYZXa", stop=("a", "XaYZXaYZ!"), logprobs=entries)
+    assert chunk is not None and chunk.logprobs is not None
+    assert (chunk.text, chunk.token_ids, chunk.finish) == ("X", list(b"Xa"), Finish("stop", "a"))
+    assert [entry.token_id for entry in chunk.logprobs] == list(b"Xa")
+
+
+def test_no_stop_string_ends_a_request_before_it_has_its_least_tokens() -> None:
+    feed = Feed()
+    assert feed.one("a", b"aba", stop=("b", "ab!"), least=3) == TextChunk("a", 0, "ab", list(b"aba"))
+    assert feed.one("a", b"cbd") == TextChunk("a", 3, "ac", list(b"cb"), Finish("stop", "b"), at=2)
+    assert feed.one("b", b"ab", stop=("ab",), least=2, finish=LENGTH) == TextChunk("b", 0, "ab", list(b"ab"), LENGTH)
+    assert feed.one("c", b"ab", stop=("bc",), least=2) == TextChunk("c", 0, "a", list(b"ab"))
+    assert feed.one("c", b"c") == TextChunk("c", 2, "", [99], Finish("stop", "bc"), at=1)
 
 
 def test_stop_token_is_no_part_of_the_text() -> None:
@@ -223,12 +250,22 @@ def test_joined_stream_is_the_full_decode_up_to_the_first_stop(chunks: list[list
         out += [chunk] if chunk else []
     decoder = TABLE.decoder(skip_special_tokens=skip)
     full = decoder.feed([id for ids in chunks for id in ids]) + decoder.flush()
-    cut = min((full.find(stop) for stop in stops if stop in full), default=len(full))
-    assert "".join(chunk.text for chunk in out) == full[:cut]
+    assert "".join(chunk.text for chunk in out) == full[: _cut([id for ids in chunks for id in ids], stops, skip)]
     assert [chunk.finish is not None for chunk in out] == [False] * (len(out) - 1) + [True]
     assert all(chunk.text for chunk in out[:-1])
     assert [chunk.first for chunk in out] == [sum(len(c.token_ids) for c in out[:at]) for at in range(len(out))]
     assert len(feed.core) == 0
+
+
+def _cut(ids: list[int], stops: list[str], skip: bool) -> int:
+    """Where the first token that completes a stop string cuts the text."""
+    decoder, text = TABLE.decoder(skip_special_tokens=skip), ""
+    for piece in (*(decoder.feed([id]) for id in ids), None):
+        text += decoder.flush() if piece is None else piece
+        found = [text.find(stop) for stop in stops if stop in text]
+        if found:
+            return min(found)
+    return len(text)
 
 
 def test_an_epoch_that_nobody_has_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,15 @@ from llmd.detokenizer.stops import StopMatcher
 ALPHABET = "ab\u00e9"
 
 
-def oracle(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """(text before the first stop string, that stop string); of two that start together the shorter."""
-    found = min(((text.find(stop), len(stop), stop) for stop in stops if stop in text), default=None)
-    return (text, None) if found is None else (text[: found[0]], found[2])
+def oracle(chunks: list[str], stops: list[str]) -> tuple[str, str | None, int]:
+    """(text before the stop string that ends it, that stop string, number of chunks taken): the first chunk that completes any ends it."""
+    text = ""
+    for used, chunk in enumerate(chunks, 1):
+        text += chunk
+        found = min(((text.find(stop), len(stop), stop) for stop in stops if stop in text), default=None)
+        if found is not None:
+            return text[: found[0]], found[2], used
+    return text, None, len(chunks)
 
 
 def play(chunks: list[str], stops: list[str]) -> tuple[list[str], str | None]:
@@ -33,9 +38,24 @@ stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=6), min_size=1, max
 
 @settings(max_examples=1000)
 @given(st.lists(st.text(ALPHABET, max_size=5), max_size=12), stop_lists)
-def test_any_chunking_gives_the_text_before_the_first_stop(chunks: list[str], stops: list[str]) -> None:
+def test_the_first_token_that_completes_a_stop_ends_the_text_before_it(chunks: list[str], stops: list[str]) -> None:
     out, matched = play(chunks, stops)
-    assert ("".join(out), matched) == oracle("".join(chunks), stops)
+    assert ("".join(out), matched, len(out) - (matched is None)) == oracle(chunks, stops)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.text(ALPHABET, max_size=3), max_size=12), stop_lists, st.integers(0, 12))
+def test_what_is_complete_before_a_text_may_end_is_text(chunks: list[str], stops: list[str], least: int) -> None:
+    matcher, out, text = StopMatcher(tuple(stops)), "", ""
+    for count, chunk in enumerate(chunks, 1):
+        out += matcher.feed(chunk, may_end=count > least)
+        before, text = len(text), text + chunk
+        ends = [at + len(stop) for stop in stops for at in range(len(text)) if text.startswith(stop, at)]
+        assert (matcher.matched is not None) is (count > least and any(end > before for end in ends))
+        if matcher.matched is not None:
+            assert text.startswith(out + matcher.matched)
+            return
+    assert out + matcher.flush() == text
 
 
 @settings(max_examples=500)
@@ -59,9 +79,10 @@ def test_no_more_is_held_back_than_may_be_the_start_of_a_stop(chunks: list[str],
         (["one <st", "art>"], ["<stop>"], "one <start>", None),
         (["xab", "cd"], ["ab", "abc"], "x", "ab"),
         (["xabc"], ["ab", "abc"], "x", "ab"),
-        (["abc", "d"], ["c", "bcd"], "a", "bcd"),
-        (["abc", "x"], ["c", "bcd"], "ab", "c"),
-        (["abc"], ["c", "bcd"], "ab", "c"),
+        (["abc", "d"], ["c", "bcd"], "ab", "c"),
+        (["ab", "cd"], ["c", "bcd"], "a", "bcd"),
+        (["ab", "cx"], ["c", "bcd"], "ab", "c"),
+        (["X", "a", "Y"], ["a", "XaYZ"], "X", "a"),
         (["aab"], ["ab"], "a", "ab"),
         (["zzzz-nev"], ["zzzz-never"], "zzzz-nev", None),
         (["\U0001f600\U0001f601"], ["\U0001f601"], "\U0001f600", "\U0001f601"),
