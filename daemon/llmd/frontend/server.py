@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -16,6 +17,7 @@ from llmd.errors import RequestError
 from llmd.frontend.accepting import Acceptor, Board
 from llmd.frontend.exchange import PIPE, TRANSPORT
 from llmd.frontend.replies import error_body
+from llmd.frontend.upgrades import without_offer
 
 #: Bytes of one request's headers at most; the parser itself has no limit.
 MAX_HEADER_BYTES = 64 * 1024
@@ -26,6 +28,10 @@ SEND_BUFFER = 128 * 1024
 #: Seconds that a client which has ended its half of the connection gets to take an answer that is nearly there. A client that has
 #: hung up looks the same until something is written to it, and must not go on costing tokens.
 HALF_CLOSED_S = 0.5
+#: Seconds between looks at whether a client that has sent requests ahead is still there.
+LOOK_S = 0.5
+#: States of a TCP connection (Linux, tcp_states.h) whose other end has sent its last: CLOSE, CLOSE_WAIT, LAST_ACK.
+_ENDED: Final = (7, 8, 9)
 #: Key in the ASGI scope of the response cycle of an HTTP/1.0 request, whose client knows no chunks.
 _UNCHUNKED: Final = "llmd.unchunked"
 
@@ -86,7 +92,7 @@ class BodyPipe:
     def write(self, data: bytes) -> None:
         """One piece of the body, not empty, and not the first."""
         cycle = self._cycle
-        if not cycle.disconnected:
+        if not cycle.disconnected and not cycle.transport.is_closing():
             self._write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
@@ -98,6 +104,9 @@ class HttpProtocol(HttpToolsProtocol):
     """What is wrong with the bytes received, where it is not just that they are no request."""
     on_lost: Callable[[], None] | None = None
     """Called once the connection has ended."""
+    _running: Any = None
+    """The response cycle of the request that is being answered; `cycle` is that of the one that came last."""
+    _look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(HeadHolder(transport))  # type: ignore[arg-type]
@@ -109,18 +118,40 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._header_timer.cancel()
-        if self._half_closed is not None:
-            self._half_closed.cancel()
+        for timer in (self._half_closed, self._look):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         if self.on_lost is not None:
             self.on_lost()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client sends no more: closed at once, unless an answer to a whole request is due."""
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+        cycle = self._running
+        if cycle is None or cycle.response_complete or cycle.more_body:
             return None
-        self._half_closed = self.loop.call_later(HALF_CLOSED_S, super().timeout_keep_alive_handler)
+        if self._half_closed is None:
+            self._half_closed = self.loop.call_later(HALF_CLOSED_S, super().timeout_keep_alive_handler)
         return True
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _look_after(self) -> None:
+        """Requests that wait for their turn stop the reading, and with it the news that the client is gone: the kernel knows."""
+        self._look = None
+        if not self.pipeline or self.transport.is_closing():
+            return
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _ENDED:
+                self.eof_received()
+            self._look = self.loop.call_later(LOOK_S, self._look_after)
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing more will happen here. What the client has not read of the last answer it is not going to read."""
@@ -132,9 +163,42 @@ class HttpProtocol(HttpToolsProtocol):
         """A connection that does not send the headers of a request in time is closed."""
         self._header_timer = self.loop.call_later(HEADERS_S, self.timeout_keep_alive_handler)
 
+    def data_received(self, data: bytes) -> None:
+        """As uvicorn has it, but that an offer of another protocol loses neither the body nor what comes after it."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _decline(self, rest: bytes) -> None:
+        """The request whose headers have just come, taken for one that offers nothing. `rest`: what came after them."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        head = without_offer(method, self.url, version, self.headers)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.data_received(head + rest)
+
+    @property
+    def _offered(self) -> bool:
+        return bool(self.parser.should_upgrade())
+
+    def on_message_complete(self) -> None:
+        if not self._offered:
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
         self._header_timer.cancel()
+        if self._offered:
+            return
         super().on_headers_complete()
+        if self.pipeline and self._look is None:
+            self._look = self.loop.call_later(LOOK_S, self._look_after)
         self.scope[PIPE] = BodyPipe(self.cycle)  # type: ignore[typeddict-unknown-key]
         if self.scope["http_version"] in ("1.0", "0.9"):
             self.scope[_UNCHUNKED] = self.cycle  # type: ignore[typeddict-unknown-key]
