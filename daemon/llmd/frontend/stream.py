@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Final
 
 from llmd.errors import RequestError
@@ -25,6 +26,9 @@ EVENT_HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), 
 #: Characters and packed logprobs of one request that may wait for a client which does not read; one that lets more pile up is cut.
 #: As text it is more than any context; logprobs with twenty alternatives get there after some 2,500 tokens.
 MAX_UNREAD: Final = 2**20
+
+#: Seconds of writing after which everybody else in the event loop gets a turn.
+TURN_S: Final = 0.02
 
 
 class SlowClient(Exception):
@@ -45,8 +49,13 @@ class Streams:
 
     def _flush(self) -> None:
         news, self._news = self._news, []
-        for stream in news:
+        enough = time.perf_counter() + TURN_S
+        for at, stream in enumerate(news, 1):
             stream.push()
+            if at < len(news) and time.perf_counter() > enough:
+                self._news = news[at:] + self._news
+                asyncio.get_running_loop().call_soon(self._flush)
+                return
 
 
 class Stream:
@@ -111,14 +120,14 @@ class Stream:
         try:
             deltas = generation.take_pieces()
             data = self._answer.chunk(deltas[0]) if len(deltas) == 1 else b"".join(map(self._answer.chunk, deltas))
+            if data:
+                pipe.write(data)
+                self._last = self._loop.time()
         except Exception:
             log.exception("a stream failed", extra={"request_id": self._exchange.request_id, "rid": self._exchange.rid})
             generation.fail(internal_error())
             self._hold()
             return
-        if data:
-            pipe.write(data)
-            self._last = self._loop.time()
         if generation.news:
             self._hold()
 
