@@ -60,7 +60,7 @@ def requests(count: int, seed: int) -> list[tuple[str, dict[str, Any], bool]]:
 async def ask(port: int, path: str, body: dict[str, Any], goes: bool, dice: random.Random) -> int:
     """The status of one request on a connection of its own; 0 where the client has gone."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n".encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         if goes and dice.random() < 0.2:

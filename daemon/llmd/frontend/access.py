@@ -17,6 +17,7 @@ from llmd.config.keys import Key, digest_of, read_admin_key, read_keys
 from llmd.config.server_args import ServerArgs
 from llmd.errors import ConfigError, RequestError
 from llmd.frontend.exchange import Scope
+from llmd.frontend.origins import Origins
 from llmd.frontend.rates import RateLimits
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class Guard:
         self._metrics_open = not args.observability.metrics.require_key
         self._ring = ring
         self._limits = limits
+        self._origins = Origins(args.http.host)
 
     def configure(self, args: ServerArgs, ring: KeyRing) -> None:
         """Go by other values from the next request on."""
@@ -128,7 +130,9 @@ class Guard:
         key = self._ring.find(presented) if presented else None
         if access is Access.ADMIN:
             return self._admin(key)
-        if key is None and self._ring.asked_for:
+        if not self._ring.asked_for:
+            self._origins.admit(scope)
+        elif key is None:
             raise Unauthorized("give an API key of this server: Authorization: Bearer KEY" if not presented else "this API key is not known here")
         if key is not None and scope["method"] == "POST":
             self._limits.admit(key)

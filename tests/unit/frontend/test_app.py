@@ -89,7 +89,7 @@ async def test_every_request_under_v1_is_counted_once(tmp_path: Path) -> None:
         await client.post(url + "/v1/chat/completions", json={})
         await client.post(url + "/v1/chat/completions", content=b"{")
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as raw:
-            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         await asyncio.sleep(0.2)
     counts = {name.removeprefix("llmd_requests_total"): value for name, value in runtime.meter.snapshot().counters.items()}
     assert counts == {
@@ -124,7 +124,7 @@ async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.Monk
     monkeypatch.setattr("llmd.frontend.server.HEADERS_S", 0.2)
     runtime = make_runtime(tmp_path)
     async with served(create_app(runtime, nothing())) as url:
-        for said in (b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /li"):
+        for said in (b"", b"GET /livez HTTP/1.1\r\nhost: localhost\r\n", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /li"):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
             writer.write(said)
             answer = await asyncio.wait_for(reader.read(), 3)
@@ -138,7 +138,7 @@ async def test_a_body_that_stops_coming_is_not_waited_for(monkeypatch: pytest.Mo
     runtime = make_runtime(tmp_path)
     async with served(create_app(runtime, nothing())) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         answer = await asyncio.wait_for(reader.read(), 3)
         assert answer.startswith(b"HTTP/1.1 408 ")
         writer.close()
@@ -165,7 +165,7 @@ async def until(over: Callable[[], bool]) -> None:
     raise AssertionError("it does not come")
 
 
-PARTIAL = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+PARTIAL = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
 
 
 async def test_a_request_whose_body_arrives_is_waited_for_by_a_drain_and_told_of_the_end(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ async def test_a_head_request_is_answered(tmp_path: Path) -> None:
 async def test_a_half_closed_client_gets_its_answer(tmp_path: Path) -> None:
     runtime = make_runtime(tmp_path)
     async with served(create_app(runtime, nothing())) as url:
-        assert (await spoken(url, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", eof=True, within=2)).startswith(b"HTTP/1.1 200")
+        assert (await spoken(url, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n", eof=True, within=2)).startswith(b"HTTP/1.1 200")
         assert await spoken(url, PARTIAL, eof=True, within=1) == b""
     runtime.manager.executor.shutdown()
 

@@ -74,7 +74,7 @@ async def one(port: int, dice: random.Random) -> None:
     path, body = dice.choice(BODIES)
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode()
     way = dice.randrange(5)
     writer.write(head + data[: 1 if way == 0 else len(data)])
     if way < 2:
