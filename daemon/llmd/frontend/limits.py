@@ -18,6 +18,8 @@ MAX_STOP: Final = 16
 MAX_STOP_CHARS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 64
 MAX_TOP_LOGPROBS: Final = 20
+MAX_LOGPROBS: Final = 2**19
+"""Of one request: tokens times (alternatives + 1), of prompts and choices. As JSON that is some 50 MB, as objects less than 100 MB."""
 MAX_TEMPERATURE: Final = 2.0
 MAX_PENALTY: Final = 2.0
 MAX_LOGIT_BIAS: Final = 1024

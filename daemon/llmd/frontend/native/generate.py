@@ -7,6 +7,7 @@ from typing import Any, Final
 from llmd.frontend.exchange import Exchange
 from llmd.frontend.fields import Fields, fault
 from llmd.frontend.limits import MAX_CHOICES, MAX_PRIORITY, MAX_PROMPTS, MAX_REQUEST_ID
+from llmd.frontend.logprob_bound import bounded
 from llmd.frontend.native.choices import results_of, specs_of, tokenized
 from llmd.frontend.native.params import Asked, Batch, read_batch
 from llmd.frontend.native.results import Result
@@ -78,7 +79,7 @@ class Generate(Endpoint):
         if sum(item.params.n for item in batch.items) > MAX_CHOICES:
             raise fault("sampling_params", f"`n` times the number of prompts may be at most {MAX_CHOICES}")
         encoded = await tokenized(self.runtime, batch)
-        specs = specs_of(self.runtime, batch, encoded)
+        specs = bounded(specs_of(self.runtime, batch, encoded), wished=True, param="top_logprobs_num")
         self.rid(exchange)
         if len(names) == 1:  # readable in every log, and still nobody else's
             exchange.rid = f"{names[0]}.{exchange.rid[-8:]}"

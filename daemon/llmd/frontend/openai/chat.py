@@ -10,6 +10,7 @@ from msgspec import Struct
 from llmd.frontend.exchange import Exchange
 from llmd.frontend.fields import Fields, fault
 from llmd.frontend.limits import MAX_TOP_LOGPROBS
+from llmd.frontend.logprob_bound import bounded
 from llmd.frontend.openai.answers import Answer, Head, Held
 from llmd.frontend.openai.endpoint import Endpoint, Prepared
 from llmd.frontend.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -56,6 +57,7 @@ class ChatCompletions(Endpoint):
             )
             for i in range(params.n)
         ]
+        specs = bounded(specs, wished=params.max_tokens is not None, param="top_logprobs" if logprobs >= params.prompt_logprobs else "prompt_logprobs")
         echo = messages[-1]["content"] if rendering.echo and messages[-1]["role"] == "assistant" and not rendering.arguments["add_generation_prompt"] else ""
         usage = Usage([len(ids)], params.n)
         answer = ChatAnswer(self.rid(exchange), self.boot.served_name, self.view.weights_version, params, usage, logprobs, echo=echo, prompt_ids=ids)

@@ -7,6 +7,7 @@ from typing import Any
 from llmd.frontend.exchange import Exchange
 from llmd.frontend.fields import Fields, check_text, fault, is_int
 from llmd.frontend.limits import MAX_CHOICES, MAX_PROMPTS, MAX_TOP_LOGPROBS
+from llmd.frontend.logprob_bound import bounded
 from llmd.frontend.openai.answers import Answer, Head, Held
 from llmd.frontend.openai.endpoint import Endpoint, Prepared
 from llmd.frontend.openai.logprobs import TextLogprobs, prompt_logprobs
@@ -46,6 +47,7 @@ class Completions(Endpoint):
                 raise fault(path, "is empty")
             encoded.append(ids)
             specs += self._choices(params, ids, path, logprobs, echo=echo and logprobs >= 0, debug=prompt if isinstance(prompt, str) else "")
+        specs = bounded(specs, wished=params.max_tokens is not None, param="logprobs" if logprobs >= params.prompt_logprobs else "prompt_logprobs")
         usage = Usage([len(ids) for ids in encoded], params.n)
         texts = [p if isinstance(p, str) else self.manager.tokenizer.decode(p, False) for _, p in prompts] if echo else None
         answer = TextAnswer(self.rid(exchange), self.boot.served_name, self.view.weights_version, params, usage, texts, logprobs, encoded)
