@@ -52,6 +52,7 @@ class EngineView:
         """The tokenizer is there."""
         self.prepared = True
         self._settle()
+        self._turned()
 
     def _settle(self) -> None:
         if self.prepared and self._published is not None:
@@ -98,9 +99,14 @@ class EngineView:
         except TimeoutError:
             raise shutting_down() from None
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether this frontend was restarted beside a running daemon, and has not got its first picture and its tokenizer yet."""
+        return self._restarted and not self._settled.is_set() and not self.shutting_down
+
     async def settled(self) -> None:
         """A frontend that was restarted beside a running daemon waits a moment for its first picture and its tokenizer instead of refusing."""
-        if self._restarted and not self._settled.is_set():
+        if self.unsettled:
             try:
                 async with asyncio.timeout(self._boot.args.supervision.control_timeout):
                     await self._settled.wait()
@@ -217,6 +223,11 @@ class EngineView:
     def kv_capacity(self) -> int | None:
         """Tokens that the whole KV pool holds, if known."""
         return self._fact("max_total_tokens")
+
+    @property
+    def most_running(self) -> int:
+        """Requests that run at once; 0: not known yet."""
+        return self._fact("max_running_requests") or 0
 
     def _fact(self, name: str) -> int | None:
         value = self._published.model.get(name) if self._published else None

@@ -18,6 +18,8 @@ import msgspec
 from llmd.errors import RequestError
 from llmd.frontend.channels import Incoming, SchedulerPort
 from llmd.frontend.engine_view import EngineView, engine_unavailable
+from llmd.frontend.feeding import AGAIN_S as FEED_AGAIN_S
+from llmd.frontend.feeding import Feed, share
 from llmd.frontend.req_state import Generation, ReqState, Submitted
 from llmd.observability.totals import Meter
 from llmd.wire.messages import (
@@ -69,6 +71,8 @@ class Flights:
         self._port = port
         self._meter = meter
         self._flights: dict[str, Flight] = {}
+        self._feeds: dict[str, Feed] = {}
+        """Of requests with many choices, by the Generation's rid."""
         self._detokenizer = 0
         self._recovering: set[str] = set()
         """Generations that have been submitted or asked for again, and of which nothing has come since."""
@@ -89,12 +93,50 @@ class Flights:
     @property
     def generations(self) -> list[Generation]:
         """All that are not over."""
-        return list({id(f.state.generation): f.state.generation for f in self._flights.values()}.values())
+        found = {id(f.state.generation): f.state.generation for f in self._flights.values()}
+        return list((found | {id(f.generation): f.generation for f in self._feeds.values()}).values())
 
     # ------------------------------------------------------------ requests come and go
 
-    def begin(self, state: ReqState) -> None:
-        """Take a request over. While no engine is there it waits for the next one."""
+    def begin(self, generation: Generation) -> None:
+        """Take a request over, with all its choices. While no engine is there they wait for the next one."""
+        most = share(self._view)
+        if len(generation.choices) <= most:
+            for state in generation.choices:
+                self._begin(state)
+        else:
+            self._feeds[generation.rid] = Feed(generation, most, self._view.weights_version)
+            self._feed(generation)
+
+    def _feed(self, generation: Generation) -> None:
+        """Send what may go now of a request that goes piece by piece."""
+        feed = self._feeds.get(generation.rid)
+        if feed is None:
+            return
+        if feed.weights != self._view.weights_version:
+            self._end_reloaded(generation)
+            return
+        while (state := feed.next()) is not None:
+            self._begin(state)
+
+    def _choice_over(self, generation: Generation) -> None:
+        feed = self._feeds.get(generation.rid)
+        if feed is not None:
+            feed.over()
+            self._feed(generation)
+
+    def _take_back(self, flight: Flight) -> bool:
+        """A choice was refused because the queue is full: try it again later, if it is of a request that goes piece by piece and has begun to."""
+        generation = flight.state.generation
+        feed = self._feeds.get(generation.rid)
+        if feed is None or not feed.take_back(flight.state):
+            return False
+        del self._flights[flight.state.request.rid]
+        if feed.stuck:
+            asyncio.get_running_loop().call_later(FEED_AGAIN_S, self._feed, generation)
+        return True
+
+    def _begin(self, state: ReqState) -> None:
         flight = self._flights[state.request.rid] = Flight(state, self._view.weights_version)
         if self._port.epoch:
             self._submit(flight, resumed=False)
@@ -103,6 +145,7 @@ class Flights:
     def release(self, generation: Generation, why: str) -> None:
         """Forget a Generation; what still runs of it is aborted in the scheduler."""
         self._recovering.discard(generation.rid)
+        self._feeds.pop(generation.rid, None)
         for state in generation.choices:
             rid = state.request.rid
             flight = self._flights.pop(rid, None)
@@ -147,13 +190,17 @@ class Flights:
             self._submit(flight, resumed=resumed and flight.epoch != 0)
 
     def _end_mixed(self) -> None:
-        """Text of two weights is never mixed."""
+        """Text of two weights is never mixed, nor are vectors."""
         weights = self._view.weights_version
         for flight in list(self._flights.values()):
-            if flight.weights != weights and flight.state.output_ids:
-                self.release(flight.state.generation, "reloaded")
-                flight.state.generation.fail(RequestError("other weights have been loaded", code="reloaded"))
+            generation = flight.state.generation
+            if flight.weights != weights and (flight.state.output_ids or generation.has_vectors):
+                self._end_reloaded(generation)
             flight.weights = weights
+
+    def _end_reloaded(self, generation: Generation) -> None:
+        self.release(generation, "reloaded")
+        generation.fail(RequestError("other weights have been loaded", code="reloaded"))
 
     def _watch(self) -> None:
         """Nobody waits for a lost engine for longer than `supervision.recover_timeout`."""
@@ -270,6 +317,7 @@ class Flights:
             self._abort(rid, flight.epoch, "stop_string")
         elif flight.epoch == self._port.epoch:
             self._port.send(Ack(rid=rid, epoch=flight.epoch))
+        self._choice_over(flight.state.generation)
         if finish.reason == "abort":
             flight.state.generation.fail(RequestError("the request was aborted", code="aborted"))
 
@@ -278,6 +326,7 @@ class Flights:
         if flight is not None:
             self._recovering.discard(flight.state.generation.rid)
             flight.state.put_vector(embedding.vector)
+            self._choice_over(flight.state.generation)
 
     def _refused(self, message: AbortReq) -> None:
         flight = self._flights.get(message.rid)
@@ -285,6 +334,8 @@ class Flights:
             return
         if message.code == "engine_unavailable":  # meant for the frontend that was here before
             self._submit(flight, resumed=True)
+            return
+        if message.code == "queue_full" and self._take_back(flight):
             return
         self._abort(message.rid, flight.epoch, "refused")  # where it was sent twice
         self._fail(message.rid, _refusal(message))

@@ -9,6 +9,8 @@ MAX_REQUEST_ID: Final = 128
 MAX_N: Final = 128
 """Choices for one prompt."""
 MAX_PROMPTS: Final = 256
+MAX_TEXTS: Final = 2048
+"""Texts of one request for vectors."""
 MAX_CHOICES: Final = 256
 """Choices of one request, over all its prompts."""
 MAX_MESSAGES: Final = 4096

@@ -214,6 +214,11 @@ class Generation:
         return self._unfinished == 0
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether some of its texts have been embedded."""
+        return any(choice.vector for choice in self.choices)
+
+    @property
     def done(self) -> bool:
         """Every choice is finished and taken."""
         return self._unfinished == 0 and not self._touched

@@ -186,7 +186,8 @@ class TokenizerManager:
         self._submittable()
         generation = Generation(rid, streamed=streamed, metered=metered, client_id=client_id)
         for index, spec in enumerate(specs):
-            self.flights.begin(generation.add(self._message(rid if len(specs) == 1 else f"{rid}-{index}", spec)))
+            generation.add(self._message(rid if len(specs) == 1 else f"{rid}-{index}", spec))
+        self.flights.begin(generation)
         return generation
 
     def _message(self, rid: str, spec: ChoiceSpec | TextSpec) -> Submitted:

@@ -23,7 +23,7 @@ import zmq
 from tokenizers import decoders, models, pre_tokenizers
 
 from llmd.config import ServerArgs
-from llmd.config.server_args import HttpArgs, SupervisionArgs
+from llmd.config.server_args import HttpArgs, SchedulerArgs, SupervisionArgs
 from llmd.plan.context import ENV_EPOCH, ENV_INCARNATION
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles, make_plan
@@ -296,11 +296,17 @@ def wait_for(condition: Callable[[], bool], within: float, what: str = "conditio
 class World:
     """One frontend process and its fakes."""
 
-    def __init__(self, tmp_path: Path, http: dict[str, Any], *, template: str | None = TEMPLATE, incarnation: int = 1, **supervision: Any) -> None:
+    def __init__(
+        self, tmp_path: Path, http: dict[str, Any], *, template: str | None = TEMPLATE, incarnation: int = 1, scheduler: Any = None, **supervision: Any
+    ) -> None:
         self.dir = tmp_path
         ports = self.ports = PortArgs(run_dir=str(tmp_path / "r"))
         ports.private.mkdir(parents=True, mode=0o700)
-        args = ServerArgs(http=HttpArgs(**http), supervision=SupervisionArgs(**{"heartbeat": 0.05, "control_timeout": 1.0, **supervision}))
+        args = ServerArgs(
+            http=HttpArgs(**http),
+            scheduler=SchedulerArgs(**(scheduler or {})),
+            supervision=SupervisionArgs(**{"heartbeat": 0.05, "control_timeout": 1.0, **supervision}),
+        )
         files = ModelFiles(
             kind="dummy",
             path="",
@@ -403,8 +409,8 @@ class World:
 def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     worlds: list[World] = []
 
-    def make(*, template: str | None = TEMPLATE, incarnation: int = 1, supervision: dict[str, Any] | None = None, **http: Any) -> World:
-        world = World(tmp_path / f"w{len(worlds)}", http, template=template, incarnation=incarnation, **(supervision or {}))
+    def make(*, template: str | None = TEMPLATE, incarnation: int = 1, scheduler: Any = None, supervision: Any = None, **http: Any) -> World:
+        world = World(tmp_path / f"w{len(worlds)}", http, template=template, incarnation=incarnation, scheduler=scheduler, **(supervision or {}))
         worlds.append(world)
         return world
 

@@ -99,7 +99,8 @@ def test_null_is_the_default(shared: World) -> None:
         ({"input": [300]}, "input"),
         ({"input": [-1]}, "input"),
         ({"input": [1.5]}, "input[0]"),
-        ({"input": ["a"] * 257}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": [[1]] * 2049}, "input"),
         ({"input": "\ud800"}, "input"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": True}, "dimensions"),
@@ -136,6 +137,59 @@ def test_a_refusal_of_the_engine_is_the_answer(make_world: Callable[..., World])
     answer = embed(world, input=["a", "b"])
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_timeout")
     assert "retry-after" in answer.headers
+
+
+def test_a_list_longer_than_the_queue_goes_to_the_engine_in_pieces(make_world: Callable[..., World]) -> None:
+    world = make_world(scheduler={"max_queued_requests": 8}).up()
+    embed_at_once, waiting, refused, last = world.engine.embed, [], [], []
+
+    def embed_slowly(message: TokenizedEmbeddingReqInput) -> None:
+        """Three at a time find room; the next one is refused, and makes room."""
+        last.extend([1] if message.rid.endswith("-2047") else [])
+        waiting.append(message)
+        if len(waiting) > 3:
+            refused.append(waiting.pop().rid)
+            world.engine.say(AbortReq(rid=message.rid, epoch=1, code="queue_full", message="8 requests are waiting already"))
+        elif not last:
+            return
+        while waiting:
+            embed_at_once(waiting.pop(0))
+
+    world.engine.embed = embed_slowly  # type: ignore[method-assign]
+    texts = [[n % 256, (n * 7) % 256] for n in range(2048)]
+    answer = embed(world, input=texts)
+    assert answer.status_code == 200, answer.text
+    assert [entry["embedding"] for entry in answer.json()["data"]] == texts
+    assert len(world.engine.requests) == 2048 + len(refused) > 2048
+
+
+def test_a_list_of_which_nothing_finds_room_is_refused(make_world: Callable[..., World]) -> None:
+    world = make_world(scheduler={"max_queued_requests": 8}).up()
+
+    def refuse(message: TokenizedEmbeddingReqInput) -> None:
+        world.engine.say(AbortReq(rid=message.rid, epoch=1, code="queue_full", message="8 requests are waiting already"))
+
+    world.engine.embed = refuse  # type: ignore[method-assign]
+    answer = embed(world, input=["a"] * 100)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert len(world.engine.requests) <= 8
+
+
+def test_vectors_of_two_weights_are_never_in_one_answer(make_world: Callable[..., World]) -> None:
+    world = make_world(scheduler={"max_queued_requests": 8}).up()
+    embed_at_once = world.engine.embed
+    world.engine.embed = lambda message: embed_at_once(message) if len(world.engine.requests) == 1 else None  # type: ignore[method-assign]
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(embed(world, input=["ab"] * 100)))
+    thread.start()
+    try:
+        wait_for(lambda: len(world.engine.requests) == 5, 10)
+        world.control.publish(state="reloading", engine_up=False)
+        world.new_engine(2)
+        world.control.publish(state="ready", engine_up=True, epoch=2, weights_version="other")
+    finally:
+        thread.join(20)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (409, "reloaded")
 
 
 def test_who_hangs_up_ends_the_request(make_world: Callable[..., World]) -> None:

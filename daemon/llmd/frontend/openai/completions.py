@@ -161,7 +161,7 @@ class TextAnswer(Answer):
         return builder.body([*prompt, *output])
 
 
-def read_prompts(fields: Fields, vocabulary: int, name: str = "prompt") -> list[tuple[str, Prompt]]:
+def read_prompts(fields: Fields, vocabulary: int, name: str = "prompt", most: int = MAX_PROMPTS) -> list[tuple[str, Prompt]]:
     """(path for errors, prompt) of each prompt: a string, a list of strings, a list of token ids, or a list of such lists."""
     value: Any = fields.get(name)
     if isinstance(value, str):
@@ -170,8 +170,8 @@ def read_prompts(fields: Fields, vocabulary: int, name: str = "prompt") -> list[
         raise fault(name, "is required: a string, token ids, or a list of either")
     if is_int(value[0]):
         return [(name, _ids(value, name, vocabulary))]
-    if len(value) > MAX_PROMPTS:
-        raise fault(name, f"may hold at most {MAX_PROMPTS} of them")
+    if len(value) > most:
+        raise fault(name, f"may hold at most {most} of them")
     prompts: list[tuple[str, Prompt]] = []
     for i, item in enumerate(value):
         path = f"{name}[{i}]"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from llmd.frontend.exchange import Exchange
 from llmd.frontend.fields import Fields, fault
-from llmd.frontend.limits import MAX_DIMENSIONS, MAX_PRIORITY
+from llmd.frontend.limits import MAX_DIMENSIONS, MAX_PRIORITY, MAX_TEXTS
 from llmd.frontend.openai.answers import Answer
 from llmd.frontend.openai.completions import read_prompts
 from llmd.frontend.openai.endpoint import Endpoint, Prepared
@@ -33,7 +33,7 @@ class Embeddings(Endpoint):
     async def prepare(self, exchange: Exchange, data: dict[str, Any]) -> Prepared:
         fields = Fields(data)
         check_model(fields, self.boot.served_name)
-        texts = read_prompts(fields, self.boot.files.tokenizer_size, "input")
+        texts = read_prompts(fields, self.boot.files.tokenizer_size, "input", MAX_TEXTS)
         encoding = fields.string("encoding_format", longest=64) or "float"
         if encoding not in ("float", "base64"):
             raise fault("encoding_format", "must be float or base64")

@@ -18,7 +18,15 @@ from llmd.frontend.openai.messages import ROLES
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
-Prompts = Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=limits.MAX_PROMPTS)] | Annotated[list[TokenIds], Field(max_length=256)]
+Prompts = (
+    Text
+    | TokenIds
+    | Annotated[list[Text], Field(min_length=1, max_length=limits.MAX_PROMPTS)]
+    | Annotated[list[TokenIds], Field(max_length=limits.MAX_PROMPTS)]
+)
+Texts = (
+    Text | TokenIds | Annotated[list[Text], Field(min_length=1, max_length=limits.MAX_TEXTS)] | Annotated[list[TokenIds], Field(max_length=limits.MAX_TEXTS)]
+)
 Count = Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)]
 Choices = Annotated[int, Field(ge=1, le=limits.MAX_N)]
 Temperature = Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)]
@@ -130,7 +138,7 @@ class CompletionRequest(Sampling):
 class EmbeddingRequest(BaseModel):
     """POST /v1/embeddings"""
 
-    input: Annotated[Prompts, doc("A text, token ids, or a list of either.")]
+    input: Annotated[Texts, doc("A text, token ids, or a list of either.")]
     model: Annotated[str | None, doc("The served id; it, if left out.")] = None
     encoding_format: Annotated[Literal["float", "base64"] | None, doc("base64: float32, little-endian.")] = None
     dimensions: Annotated[Annotated[int, Field(ge=1, le=limits.MAX_DIMENSIONS)] | None, doc("Keep the first so many numbers, and make the length 1 again.")] = (
