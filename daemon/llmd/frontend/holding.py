@@ -1,4 +1,6 @@
-"""Requests that arrive while the engine is away wait here: for `supervision.hold_timeout` at most, and no more of them than the queue takes."""
+"""Requests that arrive while the engine is away, or at a new frontend before it has heard of control, wait here: for
+`supervision.hold_timeout` at most, and no more of them than the queue takes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,6 @@ async def admit(view: EngineView, meter: Meter, receive: Receive, *, admitted: b
 
     Raises the RequestError that keeps it out, and ClientGone where its client hangs up meanwhile.
     """
-    await view.settled()
     refusal = view.refusal(admitted=admitted)
     if refusal is None:
         return
@@ -54,7 +55,7 @@ async def _hold(view: EngineView, receive: Receive, refusal: RequestError | None
 
 def _passes(view: EngineView, refusal: RequestError) -> bool:
     """Whether it is worth waiting for the end of what `refusal` says."""
-    return refusal.code == "engine_unavailable" and view.passing
+    return view.unsettled or (refusal.code == "engine_unavailable" and view.passing)
 
 
 async def _hung_up(receive: Receive) -> None:

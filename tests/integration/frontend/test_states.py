@@ -104,12 +104,20 @@ def test_alive_before_control_is_there_and_loading_until_ready(make_world: Calla
 
 
 def test_a_restarted_frontend_waits_for_its_first_picture(make_world: Callable[..., World]) -> None:
-    world = make_world(incarnation=2)
+    world = make_world(incarnation=2, supervision={"control_timeout": 0.1})
     assert world.control.ready.wait(10)
     request = Background(world, max_tokens=5)
-    time.sleep(0.3)
+    wait_for(lambda: world.control.beats[-1].totals.gauges.get("llmd_requests_held") == 1, 5)
+    time.sleep(0.3)  # control may be away for longer than its timeout
     world.control.publish()
     assert request.result().status_code == 200
+
+
+def test_a_restarted_frontend_waits_for_control_no_longer_than_for_an_engine(make_world: Callable[..., World]) -> None:
+    world = make_world(incarnation=2, supervision={"hold_timeout": 0.3})
+    assert world.control.ready.wait(10)
+    answer = comp(world)
+    assert answer.status_code == 503 and answer.headers["retry-after"]
 
 
 def test_metrics_and_aliases(world: World) -> None:
