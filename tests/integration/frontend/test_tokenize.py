@@ -100,7 +100,7 @@ def test_the_model_says_what_it_is(shared: World, path: str) -> None:
     assert body["served_model_name"] == "toy" and body["is_generation"] is True
     assert body["weight_version"] == "toy@abc"
     assert (body["max_model_len"], body["max_total_num_tokens"], body["vocab_size"]) == (CONTEXT, 4096, 257)
-    assert body["tokenizer_path"].endswith("small")
+    assert body["tokenizer_path"] == body["model_path"] == "toy"
 
 
 def test_the_server_hides_its_paths(make_world: Callable[..., World]) -> None:
@@ -110,7 +110,8 @@ def test_the_server_hides_its_paths(make_world: Callable[..., World]) -> None:
     assert answer.status_code == 401, "its keys cannot be read, so nobody gets in"
     open_world = make_world(access_log_exclude=("/x",)).up()
     body = httpx.get(open_world.url + "/server_info", timeout=20).json()
-    assert body["state"] == "ready" and body["internal_states"] == []
+    assert body["state"] == "ready"
+    assert body["internal_states"][0].get("avg_spec_accept_length") is None, "what its load generator reads"
     assert body["configuration"]["http.max_body"] == 8 * 2**20
     assert body["configuration"]["http.api_keys_file"] is None
-    assert str(open_world.dir) not in json.dumps(body["configuration"])
+    assert str(open_world.dir) not in json.dumps(body)

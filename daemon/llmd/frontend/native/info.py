@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +13,10 @@ from llmd.config.show import redact_url
 from llmd.frontend.exchange import Receive, Scope, Send
 from llmd.frontend.replies import reply_json
 from llmd.frontend.runtime import Runtime
+
+
+#: What SGLang's load generators read of its first scheduler after a run, for lines that they leave out where there is no number.
+_NOT_KEPT: Final = {"avg_spec_accept_length": None, "last_gen_throughput": None}
 
 
 class ModelInfo:
@@ -42,18 +47,20 @@ class ServerInfo:
             "state": runtime.view.state,
             "startup_time": runtime.boot.started_at,
             "configuration": self._configuration,
-            "internal_states": [],
+            "internal_states": [_NOT_KEPT],
         }
         await reply_json(send, 200, {**model_info(runtime), **facts})
 
 
 def model_info(runtime: Runtime) -> dict[str, Any]:
-    """`tokenizer_path` is a directory that transformers can load a tokenizer from."""
+    """`tokenizer_path` is the model's, or the name of the one that is configured: where llmd keeps its own copy is private."""
     boot, view = runtime.boot, runtime.view
+    model_path = boot.files.path or boot.files.name
+    tokenizer = boot.args.model.tokenizer_path
     return {
-        "model_path": boot.files.path or boot.files.name,
+        "model_path": model_path,
         "served_model_name": boot.served_name,
-        "tokenizer_path": boot.files.small_dir,
+        "tokenizer_path": Path(tokenizer).name if tokenizer else model_path,
         "is_generation": True,
         "preferred_sampling_params": None,
         "weight_version": view.weights_version,
