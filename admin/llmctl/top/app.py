@@ -17,10 +17,11 @@ from llmctl.top import style, words
 from llmctl.top.actions import ACTIONS, Action, abort
 from llmctl.top.away import away
 from llmctl.top.dialogs import About, Ask, Keys
+from llmctl.top.events import Events
 from llmctl.top.feed import Feed, Picture
 from llmctl.top.keys import CHANGING, LOOKING, TABS
 from llmctl.top.palette import Verbs
-from llmctl.top.panes import Banner, Cache, Events, Overview, Pane, Processes, Requests
+from llmctl.top.panes import Banner, Cache, Overview, Pane, Processes, Requests
 from llmctl.top.widgets import Rows
 
 #: Seconds between two questions, and between two looks at how old the answer is.

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import html
-import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -41,16 +39,12 @@ def lines(svg: str) -> list[str]:
     return [rows.get(row, "") for row in range(max(rows, default=0) + 1)]
 
 
-def same(drawn: str, path: Path, directory: Path, differs: Callable[[str], None]) -> None:
-    """Whether `drawn` shows what the picture at `path` shows. If not, it is left in `directory`, and `differs` gets a text about it."""
-    if os.environ.get("DRAW_TOP"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(drawn)
-        return
+def differs(drawn: str, path: Path, directory: Path) -> str:
+    """Empty if `drawn` shows what the picture at `path` shows; else what is different, and `drawn` is left in `directory`."""
     expected = path.read_text()
     if runs(drawn) == runs(expected):
-        return
+        return ""
     left = directory / path.name
     left.write_text(drawn)
     rows = [f"- {before}\n+ {after}" for before, after in zip(lines(expected), lines(drawn), strict=False) if before != after]
-    differs(f"{path.name} is drawn otherwise (see {left}):\n" + ("\n".join(rows) or "the same text in other colours"))
+    return f"{path.name} is drawn otherwise (see {left}):\n" + ("\n".join(rows) or "the same text in other colours")

@@ -36,7 +36,7 @@ def seen(app: Top) -> str:
 
 async def until(pilot: Pilot[None], check: Callable[[], object], what: str) -> None:
     """Let it run until `check` holds."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not check():
         assert time.monotonic() < deadline, f"never: {what}"
         await pilot.pause(0.02)
