@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from llmd.detokenizer.request import Gap, RequestState
+from llmd.detokenizer.slices import pieces, weight_of
 from llmd.observability.totals import Meter
 from llmd.tokenizer.token_bytes import TokenBytes
 from llmd.wire.messages import AbortReq, BatchStrOutput, BatchTokenIDOutput, Detokenizer404, TextChunk, TokenChunk
@@ -13,12 +15,19 @@ from llmd.wire.messages import AbortReq, BatchStrOutput, BatchTokenIDOutput, Det
 MAX_ENDED = 10_000
 #: Seconds of nothing but messages of an earlier epoch, after which that one is believed again: what is left of a dead engine's output is gone long before.
 BACK_S = 1.0
+#: Tokens and alternatives taken in, after which what they came to is sent: some ten milliseconds of work.
+MAX_WEIGHT = 8192
 
 
 class Detokenizer:
-    """`take` messages, then `drain` once a step. A request's state goes with its finish, its abort or its epoch, never before."""
+    """`take` messages, then `drain` once a step. A request's state goes with its finish, its abort or its epoch, never before.
 
-    def __init__(self, table: TokenBytes, *, epoch: int, frontends: int, meter: Meter) -> None:
+    `pause` is called within `take` when much has been taken in since the last `drain`; it may call `drain`.
+    """
+
+    def __init__(self, table: TokenBytes, *, epoch: int, frontends: int, meter: Meter, pause: Callable[[], None] = lambda: None) -> None:
+        self._pause = pause
+        self._weight = 0
         self._table = table
         self._epoch = epoch
         self._frontends = frontends
@@ -47,7 +56,12 @@ class Detokenizer:
             self._ended.pop(message.rid, None)
             return
         for chunk in message.chunks:
-            self._take(chunk)
+            for piece in pieces(chunk):
+                self._take(piece)
+                self._weight += weight_of(piece)
+                if self._weight > MAX_WEIGHT:
+                    self._weight = 0
+                    self._pause()
 
     def drain(self) -> list[tuple[int, BatchStrOutput | Detokenizer404]]:
         """(frontend, message) for all that was taken in since the last call: one batch a frontend."""
@@ -57,6 +71,7 @@ class Detokenizer:
         messages += [(frontend, Detokenizer404(rid=rid, epoch=self._epoch)) for rid, frontend in self._unknown.items()]
         self._out = {}
         self._unknown = {}
+        self._weight = 0
         return messages
 
     def forget(self, frontend: int) -> None:

@@ -61,7 +61,7 @@ class _Process:
         boot = self._context.boot
         frontends = boot.args.http.workers
         table = TokenBytes.load(Path(boot.files.small_dir))
-        self._core = Detokenizer(table, epoch=self._context.epoch, frontends=frontends, meter=self._meter)
+        self._core = Detokenizer(table, epoch=self._context.epoch, frontends=frontends, meter=self._meter, pause=self._breathe)
         with zmq.Context() as context:
             self._inlet = sockets.pull(context, boot.ports.detokenizer)
             self._outlets = [Outlet(context, boot.ports.tokenizer(n)) for n in range(frontends)]
@@ -108,12 +108,21 @@ class _Process:
             if isinstance(message, BatchTokenIDOutput):
                 failpoints.hit("detokenizer.batch")
             core.take(message)
+        self._send()
+        self._meter.set("llmd_detokenizer_states", len(core))
+
+    def _breathe(self) -> None:
+        """In the midst of much work: the loop still turns, and what is done need not wait for the rest."""
+        self._pulse.beat()
+        self._send()
+
+    def _send(self) -> None:
+        core = self._core
         for frontend, output in core.drain():
             if not self._outlets[frontend].send(encode(output)):
                 self._meter.inc("llmd_detokenizer_dropped_backlogs_total")
                 log.warning("frontend %d takes no output: what was kept for it is dropped", frontend)
                 core.forget(frontend)
-        self._meter.set("llmd_detokenizer_states", len(core))
 
     def _on_message(self, message: Command | Publish) -> None:
         """In the link's thread."""

@@ -268,6 +268,38 @@ def _cut(ids: list[int], stops: list[str], skip: bool) -> int:
     return len(text)
 
 
+def test_much_output_is_taken_in_by_pieces_and_sent_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WEIGHT", 500)
+    feed, sent = Feed(), list[TextChunk]()
+
+    def pause() -> None:
+        for _, batch in feed.core.drain():
+            assert isinstance(batch, BatchStrOutput)
+            sent.extend(batch.chunks)
+
+    feed.core._pause = pause
+    ids = [97 + i % 26 for i in range(3000)]
+    logprobs = [TokenLogprob(id, -float(i), ((id, -1.0),)) for i, id in enumerate(ids)][100:]
+    prompt = [TokenLogprob(1, None)]
+    rest: list[tuple[int, Any]] = feed.send(feed.chunk("a", ids, logprobs=logprobs, prompt_logprobs=prompt, finish=LENGTH))
+    assert len(sent) >= 5
+    chunks = sent + [chunk for _, batch in rest for chunk in batch.chunks]
+    assert "".join(c.text for c in chunks) == bytes(ids).decode()
+    assert [id for c in chunks for id in c.token_ids] == ids
+    assert [e.logprob for c in chunks for e in c.logprobs or ()] == [-float(i) for i in range(100, 3000)]
+    assert [len(c.prompt_logprobs or ()) for c in chunks if c.prompt_logprobs] == [1]
+    assert [c.finish for c in chunks] == [None] * (len(chunks) - 1) + [LENGTH]
+    assert len(feed.core) == 0
+
+
+def test_a_stop_string_in_a_piece_ends_the_pieces_behind_it() -> None:
+    feed = Feed()
+    ((_, batch),) = feed.send(feed.chunk("a", b"x" * 300 + b"END" + b"y" * 900, stop=("END",), finish=LENGTH))
+    assert "".join(c.text for c in batch.chunks) == "x" * 300
+    assert batch.chunks[-1].finish == Finish("stop", "END")
+    assert feed.core.drain() == []
+
+
 def test_an_epoch_that_nobody_has_is_left_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("llmd.detokenizer.detokenizer.time.monotonic", lambda: now)
