@@ -61,6 +61,13 @@ def test_scripts_of_sglang_find_the_administrative_verbs(daemon: Daemon) -> None
     assert answer.json()["success"] is True
     line = json.loads((daemon.directory / "state" / "audit.jsonl").read_text().splitlines()[-1])
     assert line["verb"] == "flush" and "/flush_cache" in line["reason"]
+    assert httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {USER}"}, timeout=30).status_code == 403
+    assert httpx.head(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30).status_code == 405
+    answer = httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30)
+    assert answer.status_code == 200 and answer.json()["operation"]["verb"] == "flush", answer.text
+    for path in ("/pause_generation", "/continue_generation", "/load_lora_adapter", "/unload_lora_adapter"):
+        answer = post(daemon, path, ADMIN)
+        assert answer.status_code == 501 and "not built" in answer.json()["error"]["message"]
     missing = post(daemon, "/abort_request", ADMIN)
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "rid")
     outside = post(daemon, "/update_weights_from_disk", ADMIN, model_path="/etc")

@@ -18,7 +18,7 @@ from llmd.frontend.body import ClientGone
 from llmd.frontend.exchange import CLIENT_GONE, exchange_of, outcome_of
 from llmd.frontend.gate import App, Gate
 from llmd.frontend.health import Health, HealthGenerate, Metrics, livez
-from llmd.frontend.native.admin import ALIASES, AdminAlias
+from llmd.frontend.native.admin import ALIASES, NOT_BUILT, AdminAlias
 from llmd.frontend.native.generate import Generate
 from llmd.frontend.native.info import ModelInfo, ServerInfo
 from llmd.frontend.native.tokenize import Detokenize, Tokenize
@@ -71,7 +71,7 @@ def _routes(runtime: Runtime) -> list[Route]:
         *(_route(path, Detokenize(runtime), Access.KEY, "POST") for path in Detokenize.paths),
         *(_route(path, ModelInfo(runtime), Access.KEY) for path in ModelInfo.paths),
         *(_route(path, ServerInfo(runtime), Access.KEY) for path in ServerInfo.paths),
-        *(_route(alias.path, AdminAlias(runtime, alias), Access.ADMIN, "POST") for alias in ALIASES),
+        *(_route(alias.path, AdminAlias(runtime, alias), Access.ADMIN, *alias.methods) for alias in ALIASES),
         _route("/v1/models", Models(runtime), Access.KEY),
         _route("/v1/models/{model:path}", Model(runtime), Access.KEY),
         _route("/livez", livez, Access.OPEN),
@@ -86,8 +86,12 @@ def _routes(runtime: Runtime) -> list[Route]:
     return [*routes, _route("/", _Index(runtime, routes), Access.KEY)]
 
 
-def _route(path: str, app: App, access: Access, method: str = "GET") -> Route:
-    return Route(path, _Asgi(path, app, access), methods=[method])
+def _route(path: str, app: App, access: Access, *methods: str) -> Route:
+    """GET where no method is named. HEAD goes with it only where a GET changes nothing."""
+    route = Route(path, _Asgi(path, app, access), methods=list(methods or ("GET",)))
+    if access is Access.ADMIN and route.methods is not None:
+        route.methods.discard("HEAD")
+    return route
 
 
 class _Asgi:
@@ -128,6 +132,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     path = request.url.path
+    if path in NOT_BUILT:
+        return _respond(request, RequestError(NOT_BUILT[path], status=501))
     shown = path if path.isprintable() and len(path) <= _PATH_SHOWN else "the path"
     message = {
         404: f"{shown} is not served here; there are {_SOME_PATHS}, and GET / lists all",
@@ -140,7 +146,8 @@ class _Index:
     """GET /: what there is, for whoever opens the address in a browser."""
 
     def __init__(self, runtime: Runtime, routes: list[Route]) -> None:
-        paths = [f"{'POST' if 'POST' in (route.methods or ()) else 'GET'} {route.path.replace('{model:path}', 'ID')}" for route in routes]
+        paths = [f"{method} {route.path.replace(':path', '')}" for route in routes for method in sorted(route.methods or ()) if method != "HEAD"]
+        paths.append("GET /")
         self._body = {"service": "llmd", "model": runtime.boot.served_name, "paths": paths}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -162,6 +162,14 @@ def test_the_fields_of_the_administrative_paths_are_those_that_are_read(alias: A
     assert spy.read == set(kinds[alias.verb].model_fields)
 
 
+async def test_the_list_of_paths_is_that_of_the_document(runtime: Runtime) -> None:
+    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=20) as client:
+        listed = (await client.get(url + "/")).json()["paths"]
+    assert sorted(listed) == sorted(f"{method.upper()} {path}" for path, item in document()["paths"].items() for method in item)
+    ids = [operation["operationId"] for item in document()["paths"].values() for operation in item.values()]
+    assert len(ids) == len(set(ids))
+
+
 async def test_document_and_page_are_served_and_the_page_needs_nothing_from_elsewhere(runtime: Runtime) -> None:
     async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=20) as client:
         assert (await client.get(url + "/openapi.json")).json() == document()

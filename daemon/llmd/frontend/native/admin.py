@@ -33,6 +33,7 @@ class Alias(Struct, frozen=True):
     path: str
     verb: str
     translate: Callable[[Fields], dict[str, Any]]
+    methods: tuple[str, ...] = ("POST",)
 
 
 def _flush(fields: Fields) -> dict[str, Any]:
@@ -59,10 +60,17 @@ def _reload(fields: Fields) -> dict[str, Any]:
 
 
 ALIASES: Final = (
-    Alias("/flush_cache", "flush", _flush),
+    Alias("/flush_cache", "flush", _flush, ("GET", "POST")),
     Alias("/abort_request", "abort", _abort),
     Alias("/update_weights_from_disk", "reload", _reload),
 )
+#: Paths of SGLang's that stand for what is not there: what whoever calls one is told.
+NOT_BUILT: Final = {
+    "/pause_generation": "pausing is not built in this version; `llmctl drain` lets requests end and takes no new ones",
+    "/continue_generation": "pausing is not built in this version; `llmctl resume` ends a drain",
+    "/load_lora_adapter": "LoRA adapters are not built in this version",
+    "/unload_lora_adapter": "LoRA adapters are not built in this version",
+}
 
 
 class AdminAlias:

@@ -14,7 +14,6 @@ from llmd.frontend.exchange import Receive, Scope, Send
 from llmd.frontend.replies import reply_json
 from llmd.frontend.runtime import Runtime
 
-
 #: What SGLang's load generators read of its first scheduler after a run, for lines that they leave out where there is no number.
 _NOT_KEPT: Final = {"avg_spec_accept_length": None, "last_gen_throughput": None}
 

@@ -51,6 +51,7 @@ GETS: Final[tuple[tuple[str, type[BaseModel] | None, str], ...]] = (
     ("/metrics", None, "Prometheus"),
     ("/openapi.json", answers.AnyObject, "This document"),
     ("/docs", None, "This document as a page"),
+    ("/flush_cache", answers.Done, "The same as by POST"),
 )
 STREAMED: Final = ("/v1/chat/completions", "/v1/completions", "/generate")
 OPEN: Final = ("/livez", "/ping", "/readyz", "/health", "/startupz", "/health_generate", "/metrics")
@@ -63,7 +64,8 @@ def document() -> dict[str, Any]:
     models: list[type[BaseModel]] = [answers.Error, *(m for _, body, answer, _ in POSTS for m in (body, answer)), *(a for _, a, _ in GETS if a)]
     _, schemas = models_json_schema([(model, "validation") for model in dict.fromkeys(models)], ref_template=_REF)
     paths = {path: {"post": _post(path, body, answer, summary)} for path, body, answer, summary in POSTS}
-    paths |= {path: {"get": _get(path, answer, summary)} for path, answer, summary in GETS}
+    for path, gives, summary in GETS:
+        paths.setdefault(path, {})["get"] = _get(path, gives, summary)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -100,8 +102,8 @@ def _get(path: str, answer: type[BaseModel] | None, summary: str) -> dict[str, A
     text = {"text/html": {"schema": {"type": "string"}}} if path == "/docs" else _TEXT
     operation: dict[str, Any] = {
         "summary": summary,
-        "operationId": name,
-        "responses": {"200": {"description": "Done.", "content": _json(answer) if answer else text}, **_errors(path, post=False)},
+        "operationId": f"{name}_by_get" if path in ADMIN else name,
+        "responses": {"200": {"description": "Done.", "content": _json(answer) if answer else text}, **_errors(path, post=path in ADMIN)},
         **_security(path),
     }
     if "{model}" in path:
