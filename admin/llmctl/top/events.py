@@ -60,10 +60,11 @@ class Events(Pane):
         with Vertical(classes="box") as box:
             box.border_title = "events"
             yield EventLines(id="event-lines")
-        with Vertical(classes="box") as box:
+        with Vertical(classes="box", id="log") as box:
             box.border_title = "log"
             yield LogLines(id="log-lines")
 
     def show(self, picture: Picture, feed: Feed) -> None:
         self.query_one(EventLines).show(picture.events)
         self.query_one(LogLines).show(picture.logs)
+        self.query_one("#log").border_subtitle = "" if picture.logs else "nothing can be read from here; llmctl logs says why"

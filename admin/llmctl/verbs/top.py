@@ -33,7 +33,8 @@ def run(context: Context) -> int:
     from llmctl.top.app import Top
 
     colour = not context.options.no_color and not os.environ.get("NO_COLOR")
-    app = Top(Feed(context.client, logs=_logs(context)), colour=colour)
+    logs = _logs(context) if context.client.remote is None else None  # another machine's log is not here
+    app = Top(Feed(context.client, logs=logs), colour=colour)
     app.run()
     return app.return_code or exits.OK
 
