@@ -30,6 +30,8 @@ DRAIN_GRACE_S = 3.0
 DUMP_S = 0.25
 #: The first report of a control may take this long: it imports, binds and connects first.
 CONTROL_START_S = 30.0
+#: The same for one that replaces another: its files have just been read, and requests may be held until it is there.
+CONTROL_RESTART_S = 10.0
 #: A gap between two ticks counts for at most this much silence of control: a supervisor that was stopped itself kills nobody.
 MAX_GAP_S = 1.5
 #: Seconds beyond `startup_timeout` after which the supervisor itself ends a start that gets on no more; control, which names the culprit, is first.
@@ -377,7 +379,7 @@ class Core:
             self.give_up(EXIT_GAVE_UP, f"llmd could not start: no progress for {self._standstill:.0f} s: {stage}")
 
     def _control_limit(self) -> float:
-        start = min(CONTROL_START_S, self.settings.startup_timeout)
+        start = min(CONTROL_START_S if self.mode == "starting" else CONTROL_RESTART_S, self.settings.startup_timeout)
         return self.settings.control_timeout if self._report is not None else max(start, self.settings.control_timeout)
 
     def _healthy(self) -> bool:

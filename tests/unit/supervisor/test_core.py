@@ -194,6 +194,19 @@ def test_a_drain_without_a_frontend_has_nothing_to_wait_for(world: World) -> Non
     assert world.core.exit_status == 0
 
 
+def test_a_control_that_replaces_another_and_hangs_is_replaced_soon(world: World) -> None:
+    ready(world)
+    world.die("control-0", -9)
+    world.tick()
+    second = world.pids["control-0"]
+    for _ in range(9):
+        world.tick(1.0)
+    assert world.pids["control-0"] == second
+    for _ in range(4):
+        world.tick(1.0)
+    assert second not in world.pids.values(), "killed; the wait before the next is the restart policy's"
+
+
 def test_control_comes_back_in_a_drain_while_requests_are_in_flight(world: World) -> None:
     ready(world, requests=4)
     world.core.on_term("SIGTERM")
