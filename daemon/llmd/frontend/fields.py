@@ -112,8 +112,10 @@ class Fields:
     def child(self, name: str) -> Fields | None:
         """The reader of an object inside this one; `finish` looks at its fields too."""
         data = self.mapping(name)
-        if data is None:
-            return None
+        return None if data is None else self.nested(data, name)
+
+    def nested(self, data: dict[str, Any], name: str) -> Fields:
+        """The reader of an object that stands at `name` inside this one, like `messages[0]`; `finish` looks at its fields too."""
         self._children.append(Fields(data, self.path(name) + "."))
         return self._children[-1]
 

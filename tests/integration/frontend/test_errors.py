@@ -162,6 +162,7 @@ def test_the_bad_id_of_a_logit_bias_is_named(shared: Shared, name: str) -> None:
         ({"logprobs": 3}, "logprobs"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),

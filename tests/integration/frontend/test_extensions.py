@@ -153,7 +153,7 @@ def test_null_is_the_default_of_every_field(shared: Shared, path: str, body: dic
 
 
 def test_asking_for_nothing_is_no_fault(shared: Shared) -> None:
-    nothing = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "n": 1, "best_of": 1, "regex": "", "parallel_tool_calls": True}
+    nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "n": 1, "best_of": 1, "regex": "", "parallel_tool_calls": True}
     whole(shared, "chat/completions", {**CHAT, **nothing})
     whole(shared, "completions", {**COMP, **nothing})
 
@@ -164,6 +164,22 @@ def test_what_is_not_built_says_so(shared: Shared) -> None:
             answer = httpx.post(f"{shared.url}/v1/{path}", json={**body, **field, "stream": True})
             assert answer.status_code == 400
             assert "not built in this version" in answer.json()["error"]["message"]
+
+
+def test_strict_looks_into_messages_and_formats(make_world: Any) -> None:
+    world = make_world(strict=True).up()
+    message = {"role": "assistant", "content": [{"type": "text", "text": "x"}], "refusal": None, "annotations": [], "tool_calls": None}
+    good = {**CHAT, "messages": [{"role": "user", "content": "x", "name": "y"}, message], "response_format": {"type": "text"}}
+    assert httpx.post(world.url + "/v1/chat/completions", json=good).status_code == 200
+    for change, param in (
+        ({"messages": [*good["messages"], {"role": "user", "content": "x", "foo": None}]}, "messages[2].foo"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "foo": 1}]}]}, "messages[0].content[0].foo"),
+        ({"response_format": {"type": "text", "foo": 1}}, "response_format.foo"),
+    ):
+        answer = httpx.post(world.url + "/v1/chat/completions", json={**good, **change})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    answer = httpx.post(world.url + "/tokenize", json={"messages": [{"role": "user", "content": "x", "foo": 1}]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[0].foo")
 
 
 def test_strict_looks_into_stream_options(make_world: Any) -> None:

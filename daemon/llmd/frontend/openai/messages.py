@@ -18,13 +18,13 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
         raise fault("messages", "must be a list with at least one message")
     if len(value) > MAX_MESSAGES:
         raise fault("messages", f"may hold at most {MAX_MESSAGES} messages")
-    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    return [_message(fields, item, f"messages[{i}]") for i, item in enumerate(value)]
 
 
-def _message(item: Any, path: str) -> dict[str, Any]:
+def _message(request: Fields, item: Any, path: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise fault(path, "must be an object with role and content")
-    fields = Fields(item, path + ".")
+    fields = request.nested(item, path)
     role = fields.string("role", longest=64)
     if not role:
         raise fault(path + ".role", "is required")
@@ -32,10 +32,11 @@ def _message(item: Any, path: str) -> dict[str, Any]:
         raise fault(path + ".role", f"must be one of {', '.join(ROLES)}")
     fields.neutral("tool_calls", values=([],))
     fields.neutral("function_call", "audio", "refusal")
-    content = item.get("content")
+    fields.ignore("annotations", "reasoning_content")  # of an answer, sent back
+    content = fields.get("content")
     if content is None and role == "assistant":
         content = ""
-    message = {"role": "system" if role == "developer" else role, "content": _content(content, path + ".content")}
+    message = {"role": "system" if role == "developer" else role, "content": _content(fields, content)}
     for name in ("name", "tool_call_id"):
         text = fields.string(name, longest=256)
         if text is not None:
@@ -43,7 +44,8 @@ def _message(item: Any, path: str) -> dict[str, Any]:
     return message
 
 
-def _content(content: Any, path: str) -> str:
+def _content(message: Fields, content: Any) -> str:
+    path = message.path("content")
     if isinstance(content, str):
         return check_text(content, path)
     if content is None:
@@ -61,7 +63,9 @@ def _content(content: Any, path: str) -> str:
         if kind != "text":
             shown = kind if len(kind) <= 64 else kind[:64] + "..."
             raise fault(where, f"parts of type {shown!r} are not supported, only text")
-        text = part.get("text")
+        fields = message.nested(part, f"content[{j}]")
+        fields.ignore("type")
+        text = fields.get("text")
         if not isinstance(text, str):
             raise fault(where, "needs a string in `text`")
         texts.append(check_text(text, where))

@@ -39,19 +39,21 @@ def refuse_unbuilt(fields: Fields) -> None:
     for name in (*_CONSTRAINTS, *fields.starting(_CONSTRAINT_PREFIX)):
         fields.neutral(name, values=(False, ""), why="constrained output is not built in this version")
     fields.neutral(*_TOOLS, values=_NOTHING, why="tools are not built in this version")
-    fields.neutral("tool_choice", "function_call", values=("none", "auto"), why="tools are not built in this version")
+    for name, of in (("tool_choice", "tools"), ("function_call", "functions")):
+        fields.neutral(name, values=("none",), why=f"is only allowed with {of}, and tools are not built in this version")
     fields.neutral(*_OTHERS, values=_NOTHING)
     fields.neutral("length_penalty", values=(1, 1.0))
     fields.neutral("modalities", values=(["text"],))
     fields.neutral("chat_template", why="is not taken from requests, since a template is a program; the operator sets model.chat_template")
-    _response_format(fields.get("response_format"), fields.path("response_format"))
+    _response_format(fields)
     fields.ignore("parallel_tool_calls")
 
 
-def _response_format(value: Any, path: str) -> None:
+def _response_format(fields: Fields) -> None:
+    value, path = fields.get("response_format"), fields.path("response_format")
     if value is None:
         return
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = fields.nested(value, "response_format").get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in ("text", *_FORMATS):
         raise fault(path, f'must be an object with a type of "text", {", ".join(_FORMATS)}')
     if kind != "text":
