@@ -24,6 +24,8 @@ RETRY_S: Final = 0.002
 RETRY_MOST_S: Final = 0.1
 #: Frames handled before the event loop gets another turn.
 FRAMES_PER_TURN: Final = 64
+#: Seconds of that, after which it gets one at the next frame: one with the logprobs of a long prompt takes some milliseconds.
+TURN_S: Final = 0.02
 
 Outgoing = SchedulerInput
 Incoming = FrontendInput
@@ -106,6 +108,7 @@ class OutputReceiver:
         self._socket.close(linger=0)
 
     def _drain(self) -> None:
+        enough = time.monotonic() + TURN_S
         for _ in range(FRAMES_PER_TURN):
             if self._closed:
                 return
@@ -119,4 +122,6 @@ class OutputReceiver:
                 log.warning("tokenizer channel: dropped a frame: %s", error)
                 continue
             self._handle(message)
+            if time.monotonic() > enough:
+                break
         self._loop.call_soon(self._drain)

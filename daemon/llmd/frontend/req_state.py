@@ -86,7 +86,8 @@ class ReqState:
         self._packed: list[_Packed] = []
         self.unread = 0
         """Characters and packed bytes that wait to be taken, roughly."""
-        self._prompt_logprobs: list[TokenLogprob] | None = None
+        self._prompt_logprobs: list[TokenLogprob] | bytes | None = None
+        """Packed where there are many."""
 
     def put(self, chunk: TextChunk) -> None:
         """Take in the next piece; the caller has checked its place."""
@@ -102,7 +103,7 @@ class ReqState:
         if len(self._text) >= LOOSE or len(self._logprobs) >= LOOSE:
             self._compact()
         if chunk.prompt_logprobs is not None:
-            self._prompt_logprobs = chunk.prompt_logprobs
+            self._prompt_logprobs = chunk.prompt_logprobs if len(chunk.prompt_logprobs) <= LOOSE else _pack(chunk.prompt_logprobs)
         self.finish = chunk.finish
         self.generation.touch(self)
 
@@ -131,7 +132,8 @@ class ReqState:
 
     def take_piece(self) -> Delta:
         """The first pieces since the last call, with few enough logprobs to be made into objects; `more` says whether there are others."""
-        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        waiting, self._prompt_logprobs = self._prompt_logprobs, None
+        prompt_logprobs = _unpack(waiting) if isinstance(waiting, bytes) else waiting
         if self._packed:
             piece = self._packed.pop(0)
             self.unread -= len(piece.text) + len(piece.logprobs)
@@ -140,6 +142,17 @@ class ReqState:
         delta = Delta(self.index, "".join(self._text), self._ids, self._logprobs, prompt_logprobs, self.finish)
         self._text, self._ids, self._logprobs, self.unread = [], [], [], 0
         return delta
+
+    @property
+    def weight(self) -> int:
+        """Logprobs that wait to be taken, alternatives included, and numbers of a vector, roughly: what their answer costs."""
+        request = self.request
+        if isinstance(request, TokenizedEmbeddingReqInput):
+            return len(self.vector) // 4
+        if request.logprobs < 0:
+            return 0
+        prompt = len(request.input_ids) if self._prompt_logprobs is not None else 0
+        return (prompt + len(self._logprobs) + LOOSE * len(self._packed)) * (request.logprobs + 1)
 
     @property
     def more(self) -> bool:
@@ -227,6 +240,11 @@ class Generation:
     def unread(self) -> int:
         """Characters and packed bytes that wait to be taken, roughly."""
         return sum(choice.unread for choice in self.choices)
+
+    @property
+    def weight(self) -> int:
+        """What an answer with all that waits to be taken costs; see `ReqState.weight`."""
+        return sum(state.weight for state in self._touched.values())
 
     @property
     def news(self) -> bool:

@@ -36,7 +36,7 @@ async def serve(runtime: Runtime, call: Call, specs: Sequence[ChoiceSpec | TextS
             stream = Stream(runtime.streams, scope, send, exchange, generation, answer, ping=http.sse_ping, patience=http.stream_write_timeout)
             await stream.run()
         else:
-            await _whole(call, generation, answer, runtime.boot.args.http.sse_ping)
+            await _whole(runtime, call, generation, answer)
     except SlowClient:
         call.exchange.settle("slow_client")
         call.scope[TRANSPORT].transport.abort()
@@ -59,8 +59,8 @@ async def serve_ready(call: Call, answer: Answer, deltas: list[Delta]) -> None:
     await call.send({"type": "http.response.body", "body": b"".join(map(answer.chunk, deltas)) + answer.closing() + DONE, "more_body": False})
 
 
-async def _whole(call: Call, generation: Generation, answer: Answer, patience: float) -> None:
-    while not await generation.wait(patience):
+async def _whole(runtime: Runtime, call: Call, generation: Generation, answer: Answer) -> None:
+    while not await generation.wait(runtime.boot.args.http.sse_ping):
         pass
     if generation.error is not None:
         raise generation.error
@@ -69,7 +69,7 @@ async def _whole(call: Call, generation: Generation, answer: Answer, patience: f
         call.exchange.status = CLIENT_GONE
         return
     answer.usage.settle(generation)
-    body = answer.body(generation.take())
+    body = await runtime.streams.maker.make(generation.weight, lambda: answer.body(generation.take()))
     _settle(call.exchange, generation)
     await reply(call.send, 200, body)
 

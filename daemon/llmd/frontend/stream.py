@@ -13,9 +13,10 @@ from typing import Final
 
 from llmd.errors import RequestError
 from llmd.frontend.exchange import PIPE, Exchange, Scope, Send, outcome_of
+from llmd.frontend.making import INLINE_WEIGHT, Maker
 from llmd.frontend.openai.answers import DONE, Answer
 from llmd.frontend.replies import error_body, internal_error
-from llmd.frontend.req_state import Generation
+from llmd.frontend.req_state import Delta, Generation
 from llmd.frontend.server import BodyPipe
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._news: list[Stream] = []
+        self.maker = Maker()
 
     def announce(self, stream: Stream) -> None:
         """`stream` wants its `push` called, once, when the messages at hand have been read."""
@@ -114,7 +116,8 @@ class Stream:
         """Write what is new, or leave it to the task."""
         self._queued = False
         generation, pipe = self._generation, self._pipe
-        if self._held or generation.finished or generation.error is not None or generation.disconnected or pipe.paused:
+        stands_back = self._held or generation.finished or generation.error is not None or generation.disconnected or pipe.paused
+        if stands_back or generation.weight > INLINE_WEIGHT:
             self._hold()
             return
         try:
@@ -151,25 +154,28 @@ class Stream:
         """Write what there is; whether that was the end."""
         self._attention.clear()
         self._held = True
-        generation, answer = self._generation, self._answer
+        generation = self._generation
         while True:
             if generation.disconnected:
                 self._exchange.settle("client_disconnect")
                 return True
             if generation.error is not None:
-                await self._fail(b"".join(map(answer.chunk, generation.take())), generation.error)
+                await self._fail(await self._made(generation.weight, generation.take()), generation.error)
                 return True
             if not generation.news:
                 self._held = not self._started
                 return False
             if not await self._writable():
                 continue
-            data = b"".join(map(answer.chunk, generation.take_pieces()))
+            data = await self._made(generation.weight, generation.take_pieces())
             if generation.done:
                 await self._end(data)
                 return True
             if data:
                 await self._write(data)
+
+    async def _made(self, weight: int, deltas: list[Delta]) -> bytes:
+        return await self._streams.maker.make(weight, lambda: b"".join(map(self._answer.chunk, deltas)))
 
     async def _end(self, data: bytes) -> None:
         generation, exchange = self._generation, self._exchange

@@ -13,6 +13,7 @@ from llmd.frontend.fields import Fields
 from llmd.frontend.openai.chat import ChatAnswer
 from llmd.frontend.openai.completions import TextAnswer, read_prompts
 from llmd.frontend.openai.logprobs import TextLogprobs, chat_logprobs
+from llmd.frontend.replies import dumps
 from llmd.frontend.openai.messages import read_messages
 from llmd.frontend.openai.params import RequestParams, read_params, token_budget
 from llmd.frontend.openai.usage import Usage
@@ -154,4 +155,4 @@ def test_offsets_count_characters_over_split_ones() -> None:
 
 def test_json_can_hold_every_logprob() -> None:
     body = chat_logprobs([TokenLogprob(1, float("-inf"), ((2, float("-inf")),), b"a", (b"b",))], 1)
-    assert json.loads(json.dumps(body, allow_nan=False))["content"][0]["logprob"] == -9999.0
+    assert json.loads(dumps(body))["content"][0]["logprob"] == -9999.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmd.frontend.fields import fault
 from llmd.frontend.native.params import Batch
-from llmd.frontend.native.results import Result
+from llmd.frontend.native.results import Growing, Result
 from llmd.frontend.req_state import Generation
 from llmd.frontend.runtime import EngineSide
 from llmd.frontend.tokenizer_manager import ChoiceSpec
@@ -41,8 +41,8 @@ def specs_of(side: EngineSide, batch: Batch, encoded: list[list[int]]) -> list[C
     return specs
 
 
-def results_of(batch: Batch, generation: Generation, *, weights_version: str, with_text: bool, names: tuple[str, ...] = ()) -> list[Result]:
-    """One for each choice. `names`: their ids in the answer, where the client has chosen them."""
+def results_of(batch: Batch, generation: Generation, *, weights_version: str, with_text: bool, names: tuple[str, ...] = (), growing: type[Growing] = Growing) -> list[Result]:
+    """One for each choice. `names`: their ids in the answer, where the client has chosen them; `growing`: what their logprobs are kept in."""
     items = [item for item in batch.items for _ in range(item.params.n)]
     return [
         Result(
@@ -52,6 +52,7 @@ def results_of(batch: Batch, generation: Generation, *, weights_version: str, wi
             logprobs=item.logprobs,
             logprob_start=item.logprob_start,
             with_text=with_text,
+            growing=growing,
         )
         for index, (item, state) in enumerate(zip(items, generation.choices, strict=True))
     ]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from msgspec import Raw
+
 from llmd.frontend.exchange import Exchange
 from llmd.frontend.fields import Fields, fault
 from llmd.frontend.limits import MAX_CHOICES, MAX_PRIORITY, MAX_PROMPTS, MAX_REQUEST_ID
 from llmd.frontend.logprob_bound import bounded
 from llmd.frontend.native.choices import results_of, specs_of, tokenized
 from llmd.frontend.native.params import Asked, Batch, read_batch
-from llmd.frontend.native.results import Result
+from llmd.frontend.native.results import GrowingJson, Result
 from llmd.frontend.openai.answers import Answer
 from llmd.frontend.openai.endpoint import Endpoint, Prepared
 from llmd.frontend.openai.usage import Usage
@@ -106,7 +108,7 @@ class NativeAnswer(Answer):
     def begin(self, generation: Generation) -> None:
         generation.names = self._names
         version = self._runtime.view.weights_version
-        self._results = results_of(self._batch, generation, weights_version=version, with_text=self._with_text, names=self._names)
+        self._results = results_of(self._batch, generation, weights_version=version, with_text=self._with_text, names=self._names, growing=GrowingJson)
 
     def chunk(self, delta: Delta) -> bytes:
         result = self._results[delta.index]
@@ -120,7 +122,7 @@ class NativeAnswer(Answer):
     def body(self, deltas: list[Delta]) -> bytes:
         for delta in deltas:
             self._results[delta.index].add(delta)
-        bodies = [result.body() for result in self._results]
+        bodies = [Raw(dumps(result.body())) for result in self._results]
         return dumps(bodies[0] if self._alone else bodies)
 
 

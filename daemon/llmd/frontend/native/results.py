@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
+from msgspec import Raw
+
+from llmd.frontend.replies import dumps
 from llmd.frontend.req_state import Delta, ReqState
 from llmd.wire.messages import Finish, TokenLogprob
 
@@ -12,10 +16,40 @@ from llmd.wire.messages import Finish, TokenLogprob
 Entry = tuple[float | None, int, str | None]
 
 
+class Growing:
+    """A list that only grows and is shown again and again."""
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+
+    def extend(self, items: Iterable[Any]) -> None:
+        """Put `items` at its end."""
+        self._items.extend(items)
+
+    def shown(self) -> Any:
+        """All there is so far, the caller's own."""
+        return list(self._items)
+
+
+class GrowingJson(Growing):
+    """The same as JSON; what is in it is encoded once, however often it is shown."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def extend(self, items: Iterable[Any]) -> None:
+        for item in items:
+            self._bytes += b"," if self._bytes else b"["
+            self._bytes += dumps(item)
+
+    def shown(self) -> Raw:
+        return Raw(self._bytes + b"]" if self._bytes else b"[]")
+
+
 class Result:
     """One choice. Everything is cumulative, as in SGLang's streams."""
 
-    def __init__(self, state: ReqState, *, name: str, weights_version: str, logprobs: int, logprob_start: int, with_text: bool) -> None:
+    def __init__(self, state: ReqState, *, name: str, weights_version: str, logprobs: int, logprob_start: int, with_text: bool, growing: type[Growing]) -> None:
         self._state = state
         self._name = name
         self._weights = weights_version
@@ -24,16 +58,19 @@ class Result:
         self._with_text = with_text
         self._began = time.monotonic()
         self._text: list[str] = []
-        self._output: list[TokenLogprob] = []
-        self._input: list[TokenLogprob] = []
+        self._lists: dict[str, Growing] = {}
+        if logprobs >= 0:
+            names = [f"{of}_{what}" for what in ("token_logprobs", "top_logprobs")[: 2 if logprobs > 0 else 1] for of in ("input", "output")]
+            self._lists = {name: growing() for name in names}
 
     def add(self, delta: Delta) -> None:
         """Take in the next piece."""
         if delta.text:
             self._text.append(delta.text)
-        self._output += delta.logprobs
-        if delta.prompt_logprobs is not None and self._start >= 0:
-            self._input = delta.prompt_logprobs[self._start :]
+        if self._top >= 0:
+            self._extend("output", delta.logprobs)
+            if delta.prompt_logprobs is not None and self._start >= 0:
+                self._extend("input", delta.prompt_logprobs[self._start :])
 
     def body(self) -> dict[str, Any]:
         """What there is so far."""
@@ -50,19 +87,13 @@ class Result:
         }
         if state.finish is not None:
             meta["e2e_latency"] = time.monotonic() - self._began
-        if self._top >= 0:
-            meta |= self._logprobs()
+        meta |= {name: growing.shown() for name, growing in self._lists.items()}
         return {"text": "".join(self._text), "output_ids": list(state.output_ids), "meta_info": meta}
 
-    def _logprobs(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "input_token_logprobs": [self._entry(e) for e in self._input],
-            "output_token_logprobs": [self._entry(e) for e in self._output],
-        }
+    def _extend(self, of: str, entries: list[TokenLogprob]) -> None:
+        self._lists[f"{of}_token_logprobs"].extend(map(self._entry, entries))
         if self._top > 0:
-            found["input_top_logprobs"] = [self._alternatives(e) for e in self._input]
-            found["output_top_logprobs"] = [self._alternatives(e) for e in self._output]
-        return found
+            self._lists[f"{of}_top_logprobs"].extend(map(self._alternatives, entries))
 
     def _entry(self, entry: TokenLogprob) -> Entry:
         return entry.logprob, entry.token_id, entry.data.decode("utf-8", "replace") if self._with_text else None

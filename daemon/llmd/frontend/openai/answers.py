@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
+
+from msgspec import Raw
 
 from llmd.frontend.openai.params import RequestParams
 from llmd.frontend.openai.usage import Usage
@@ -68,9 +71,9 @@ class Head:
             return b""
         return b"data: " + dumps({**self._fields, "choices": [], "usage": self._usage.body()}) + b"\n\n"
 
-    def whole(self, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
-        """An answer that is not streamed; `extra`: fields beside `choices`."""
-        return dumps({**self._fields, "choices": choices, "usage": self._usage.body(), **extra})
+    def whole(self, choices: Iterable[dict[str, Any]], extra: dict[str, Any]) -> bytes:
+        """An answer that is not streamed; `extra`: fields beside `choices`. One choice at a time is there as objects."""
+        return dumps({**self._fields, "choices": [Raw(dumps(choice)) for choice in choices], "usage": self._usage.body(), **extra})
 
 
 class Held:

@@ -154,7 +154,7 @@ class ChatAnswer(Answer):
         extra: dict[str, Any] = {"prompt_token_ids": self._prompt_ids} if self._params.token_ids else {}
         if self._params.prompt_logprobs >= 0:
             extra["prompt_logprobs"] = prompt_logprobs(deltas[0].prompt_logprobs or [], self._params.prompt_logprobs)
-        return self._head.whole([self._choice(delta) for delta in deltas], extra)
+        return self._head.whole(map(self._choice, deltas), extra)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         return {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Raw
+
 from llmd.frontend.exchange import Exchange
 from llmd.frontend.fields import Fields, check_text, fault, is_int
 from llmd.frontend.limits import MAX_CHOICES, MAX_PROMPTS, MAX_TOP_LOGPROBS
@@ -136,9 +138,9 @@ class TextAnswer(Answer):
     def body(self, deltas: list[Delta]) -> bytes:
         wanted = self._params.prompt_logprobs
         prompts = [prompt_logprobs(delta.prompt_logprobs or [], wanted) for delta in deltas[:: self._params.n]] if wanted >= 0 else []
-        return self._head.whole([self._choice(delta, prompts) for delta in deltas], {})
+        return self._head.whole((self._choice(delta, prompts) for delta in deltas), {})
 
-    def _choice(self, delta: Delta, prompts: list[list[dict[str, Any] | None]]) -> dict[str, Any]:
+    def _choice(self, delta: Delta, prompts: list[list[Raw | None]]) -> dict[str, Any]:
         of = delta.index // self._params.n
         shown = {
             "index": delta.index,

@@ -6,6 +6,9 @@ import codecs
 import math
 from typing import Any
 
+from msgspec import Raw
+
+from llmd.frontend.replies import dumps
 from llmd.wire.messages import TokenLogprob
 
 #: JSON has no -Infinity; OpenAI gives this for a token that cannot be.
@@ -22,27 +25,28 @@ def _entry(token_id: int, data: bytes, logprob: float | None, as_ids: bool) -> d
 
 
 def chat_logprobs(entries: list[TokenLogprob], top: int, *, as_ids: bool = False) -> dict[str, Any]:
-    """`logprobs` of a chat choice or chunk, with `top` alternatives for each token at most."""
+    """`logprobs` of a chat choice or chunk, with `top` alternatives for each token at most. Each token is JSON already: many as objects are slow."""
     content = []
     for entry in entries:
         others = [_entry(id, data, logprob, as_ids) for (id, logprob), data in zip(entry.top[:top], entry.top_data, strict=False)]
-        content.append({**_entry(entry.token_id, entry.data, entry.logprob, as_ids), "top_logprobs": others})
+        content.append(Raw(dumps({**_entry(entry.token_id, entry.data, entry.logprob, as_ids), "top_logprobs": others})))
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs(entries: list[TokenLogprob], top: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(entries: list[TokenLogprob], top: int) -> list[Raw | None]:
     """vLLM's `prompt_logprobs`: for each prompt token but the first, its own and the `top` likeliest by id. A `rank` beyond them is null."""
     return [_ranked(entry, top) for entry in entries]
 
 
-def _ranked(entry: TokenLogprob, top: int) -> dict[str, Any] | None:
+def _ranked(entry: TokenLogprob, top: int) -> Raw | None:
     if entry.logprob is None:
         return None
     ids = [id for id, _ in entry.top[:top]]
     found = {entry.token_id: (entry.logprob, ids.index(entry.token_id) + 1 if entry.token_id in ids else None, entry.data)}
     for rank, ((id, logprob), data) in enumerate(zip(entry.top[:top], entry.top_data, strict=False), 1):
         found[id] = (logprob, rank, data)
-    return {str(id): {"logprob": _finite(lp), "rank": rank, "decoded_token": data.decode("utf-8", "replace")} for id, (lp, rank, data) in found.items()}
+    shown = {str(id): {"logprob": _finite(lp), "rank": rank, "decoded_token": data.decode("utf-8", "replace")} for id, (lp, rank, data) in found.items()}
+    return Raw(dumps(shown))
 
 
 class TextLogprobs:
