@@ -13,10 +13,10 @@ from llmd.frontend.fields import Fields
 from llmd.frontend.openai.chat import ChatAnswer
 from llmd.frontend.openai.completions import TextAnswer, read_prompts
 from llmd.frontend.openai.logprobs import TextLogprobs, chat_logprobs
-from llmd.frontend.replies import dumps
 from llmd.frontend.openai.messages import read_messages
 from llmd.frontend.openai.params import RequestParams, read_params, token_budget
 from llmd.frontend.openai.usage import Usage
+from llmd.frontend.replies import dumps
 from llmd.frontend.req_state import Delta
 from llmd.wire.messages import Finish, TokenLogprob
 

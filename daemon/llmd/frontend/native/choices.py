@@ -41,7 +41,9 @@ def specs_of(side: EngineSide, batch: Batch, encoded: list[list[int]]) -> list[C
     return specs
 
 
-def results_of(batch: Batch, generation: Generation, *, weights_version: str, with_text: bool, names: tuple[str, ...] = (), growing: type[Growing] = Growing) -> list[Result]:
+def results_of(
+    batch: Batch, generation: Generation, *, weights_version: str, with_text: bool, names: tuple[str, ...] = (), growing: type[Growing] = Growing
+) -> list[Result]:
     """One for each choice. `names`: their ids in the answer, where the client has chosen them; `growing`: what their logprobs are kept in."""
     items = [item for item in batch.items for _ in range(item.params.n)]
     return [
