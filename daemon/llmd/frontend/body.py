@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from llmd.errors import RequestError
 from llmd.frontend.exchange import Receive, Scope
-from llmd.frontend.limits import INLINE_BODY, MAX_JSON_DEPTH
+from llmd.frontend.limits import INLINE_BODY, MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_NAMES
 
 #: Seconds and bytes beyond the limit for which a body that is too large is still read, so that the client gets the answer instead of a reset.
 SWALLOW_S: Final = 2.0
@@ -19,7 +19,7 @@ SWALLOW_BYTES: Final = 64 * 2**20
 #: Seconds in which some byte of a body has to come.
 BODY_IDLE_S: Final = 60.0
 
-_BRACKETS: Final = re.compile(rb'[\[{]|[\]}]|"(?:[^"\\]|\\.)*"')
+_MARKS: Final = re.compile(rb'[\[{\]}:]|"(?:[^"\\]|\\.)*"')
 
 
 class ClientGone(Exception):
@@ -94,8 +94,8 @@ def _too_large(limit: int) -> RequestError:
 
 def parse(body: bytes) -> dict[str, Any]:
     """Bytes -> object. NaN, Infinity and 1e999 pass here as floats, so that the field they stand in can be named."""
-    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH:
-        _check_depth(body)
+    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH or body.count(b":") > MAX_JSON_NAMES:
+        _check_shape(body)
     try:
         data = json.loads(body)
     except RecursionError:
@@ -108,16 +108,28 @@ def parse(body: bytes) -> dict[str, Any]:
     return data
 
 
-def _check_depth(body: bytes) -> None:
-    depth = 0
-    for match in _BRACKETS.finditer(body):
+def _check_shape(body: bytes) -> None:
+    """Before it is parsed: millions of small objects take seconds to make, and to forget again."""
+    depth = containers = names = 0
+    for match in _MARKS.finditer(body):
         first = body[match.start()]
         if first in b"[{":
             depth += 1
+            containers += 1
             if depth > MAX_JSON_DEPTH:
                 raise _too_deep()
+            if containers > MAX_JSON_CONTAINERS:
+                raise _too_many("lists and objects", MAX_JSON_CONTAINERS)
         elif first in b"]}":
             depth -= 1
+        elif first in b":":
+            names += 1
+            if names > MAX_JSON_NAMES:
+                raise _too_many("named values", MAX_JSON_NAMES)
+
+
+def _too_many(what: str, limit: int) -> RequestError:
+    return RequestError(f"the request body holds more than the limit of {limit} {what}", code="invalid_json")
 
 
 def _too_deep() -> RequestError:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 MAX_JSON_DEPTH: Final = 64
+MAX_JSON_CONTAINERS: Final = 65_536
+"""Lists and objects of one body."""
+MAX_JSON_NAMES: Final = 65_536
+"""Named values in the objects of one body."""
 MAX_REQUEST_ID: Final = 128
 MAX_N: Final = 128
 """Choices for one prompt."""

@@ -136,6 +136,7 @@ class Frontend:
             receiver.close()
             self._port.close()
             self._manager.executor.shutdown(wait=False, cancel_futures=True)
+            self._manager.aside.shutdown(wait=False, cancel_futures=True)
             self._runtime.streams.maker.close()
             self._access_log.close()
             self._request_log.close()

@@ -69,6 +69,8 @@ class TokenizerManager:
         self._idle = asyncio.Event()
         self._idle.set()
         self.executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self.aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-any")
+        """For texts of any length, which no request for the engine should wait for."""
         self._tokenizer: Tokenizer | None = None
         self.template: ChatTemplate | None = None
         self._meter.set("llmd_frontend_inflight", 0)
@@ -90,17 +92,23 @@ class TokenizerManager:
             self._check_length(text, param)
         if len(text) <= INLINE_TEXT:
             return self.tokenizer.encode(text, add_special_tokens)
-        return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens))
+        return await self._off_loop(lambda: self.tokenizer.encode(text, add_special_tokens), self.executor if bounded else self.aside)
 
     async def encode_all(self, prompts: list[tuple[str, str | list[int]]], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each (name, prompt); one that is ids already stays as it is."""
+        """Token ids of each (name, prompt); one that is ids already stays as it is. The first that is too long is refused, before those behind it."""
 
         def encode() -> list[list[int]]:
-            return [self.tokenizer.encode(p, add_special_tokens) if isinstance(p, str) else p for _, p in prompts]
+            found = []
+            for name, prompt in prompts:
+                found.append(self.tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt)
+                self.check_fits(len(found[-1]), name)
+            return found
 
         for name, prompt in prompts:
             if isinstance(prompt, str):
                 self._check_length(prompt, name)
+            else:
+                self.check_fits(len(prompt), name)
         if sum(len(p) for _, p in prompts if isinstance(p, str)) <= INLINE_TEXT:
             return encode()
         return await self._off_loop(encode)
@@ -120,7 +128,15 @@ class TokenizerManager:
         def decode() -> list[str]:
             return [self.tokenizer.decode(row, skip_special_tokens) for row in rows]
 
-        return decode() if sum(map(len, rows)) <= INLINE_TEXT else await self._off_loop(decode)
+        return decode() if sum(map(len, rows)) <= INLINE_TEXT else await self._off_loop(decode, self.aside)
+
+    async def token_texts(self, rows: list[list[int]]) -> list[list[str]]:
+        """The text of each id on its own, row by row."""
+
+        def texts() -> list[list[str]]:
+            return [[self.tokenizer.token_text(id) for id in row] for row in rows]
+
+        return texts() if sum(map(len, rows)) <= INLINE_TEXT else await self._off_loop(texts, self.aside)
 
     def check_fits(self, tokens: int, param: str) -> None:
         """Raises RequestError where a text that generates nothing is too long."""
@@ -140,8 +156,8 @@ class TokenizerManager:
             return template.render(messages, **kwargs)
         return await self._off_loop(lambda: template.render(messages, **kwargs))
 
-    async def _off_loop(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.executor, call)
+    async def _off_loop(self, call: Callable[[], T], executor: ThreadPoolExecutor | None = None) -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor or self.executor, call)
 
     # ------------------------------------------------------------ requests
 

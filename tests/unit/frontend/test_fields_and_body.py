@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +26,29 @@ def test_depth_is_bounded_exactly_and_strings_do_not_count() -> None:
         parse(nested(MAX_JSON_DEPTH + 1))
     assert parse(b'{"a": "' + b"[{" * 500 + b'\\"[[[["}')
     assert parse(b'{"a": [' + b",".join([b"[1]"] * 500) + b"]}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[' + b"[1]," * 2_000_000 + b"[1]]}",
+        b'{"x":[' + b"{}," * 100_000 + b"{}]}",
+        b'{"x":{' + b",".join(b'"%d":1' % i for i in range(700_000)) + b"}}",
+    ],
+)
+def test_a_body_of_very_many_small_things_is_refused_before_it_is_parsed(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmd.frontend.body.json.loads", lambda body: pytest.fail("it was parsed"))
+    with pytest.raises(RequestError) as caught:
+        parse(body)
+    assert caught.value.code == "invalid_json"
+    assert "limit" in caught.value.message
+
+
+def test_what_stands_in_strings_is_no_list_and_names_nothing() -> None:
+    text = "[{:" * 100_000
+    assert parse(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+    ids = [[1] * 1000 for _ in range(256)]
+    assert parse(json.dumps({"prompt": ids}).encode())["prompt"] == ids
 
 
 def test_non_finite_numbers_reach_the_field() -> None:

@@ -69,7 +69,7 @@ class Tokenize(_TokenizerEndpoint):
             "token_strs": None,
         }
         if strings:
-            shown = [[self._manager.tokenizer.token_text(id) for id in row] for row in ids]
+            shown = await self._manager.token_texts(ids)
             body["token_strs"] = shown if listed else shown[0]
         return body
 
