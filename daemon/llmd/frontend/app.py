@@ -47,7 +47,7 @@ def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None], li
     app.add_exception_handler(Exception, _on_fault)
     http = runtime.boot.args.http
     guard = Guard(runtime.boot.args, access_of(routes), KeyRing(http.api_keys_file, http.admin_key_file), limits or RateLimits(time.monotonic))
-    return Gate(app, runtime, guard)
+    return Gate(app, runtime, guard, [route.path for route in routes])
 
 
 def access_of(routes: list[Route]) -> dict[str, Access]:
@@ -88,23 +88,21 @@ def _routes(runtime: Runtime) -> list[Route]:
 
 def _route(path: str, app: App, access: Access, *methods: str) -> Route:
     """GET where no method is named. HEAD goes with it only where a GET changes nothing."""
-    route = Route(path, _Asgi(path, app, access), methods=list(methods or ("GET",)))
+    route = Route(path, _Asgi(app, access), methods=list(methods or ("GET",)))
     if access is Access.ADMIN and route.methods is not None:
         route.methods.discard("HEAD")
     return route
 
 
 class _Asgi:
-    """Marks a callable as ASGI for starlette, which takes functions for request handlers; notes the route that was taken."""
+    """Marks a callable as ASGI for starlette, which takes functions for request handlers."""
 
-    def __init__(self, path: str, app: App, access: Access) -> None:
+    def __init__(self, app: App, access: Access) -> None:
         self.access = access
-        self._label = path.replace("{model:path}", "ID")
         self._app = app
         self.__name__ = getattr(app, "__name__", type(app).__name__)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange_of(scope).endpoint = self._label
         await self._app(scope, receive, send)
 
 

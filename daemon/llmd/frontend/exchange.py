@@ -14,6 +14,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 #: Key of the Exchange in the ASGI scope.
 KEY: Final = "llmd.exchange"
+#: Key of a RequestError in the ASGI scope: what was wrong with bytes of the body, for which the server has closed the connection.
+FAULT: Final = "llmd.fault"
 #: Key of the connection's transport in the ASGI scope.
 TRANSPORT: Final = "llmd.transport"
 #: Key of the response's BodyPipe (llmd.frontend.server) in the ASGI scope.
@@ -85,7 +87,7 @@ class Exchange:
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """The Exchange of a request that passed the gate."""
+    """The Exchange of a request that is with the gate."""
     found = scope[KEY]
     assert isinstance(found, Exchange)
     return found

@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final
 
 from llmd.config.server_args import ServerArgs
 from llmd.errors import RequestError
 from llmd.frontend.access import Guard, KeyRing
 from llmd.frontend.engine_view import shutting_down
-from llmd.frontend.exchange import KEY, TRANSPORT, Exchange, Receive, Scope, Send, outcome_of
+from llmd.frontend.exchange import FAULT, KEY, TRANSPORT, Exchange, Receive, Scope, Send, outcome_of
 from llmd.frontend.limits import MAX_REQUEST_ID
 from llmd.frontend.replies import reply_error
 from llmd.frontend.runtime import Runtime
@@ -24,14 +24,19 @@ log = logging.getLogger(__name__)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+#: Versions of HTTP that are spoken here.
+_VERSIONS: Final = ("0.9", "1.0", "1.1")
+
 
 class Gate:
-    """Wraps the application. `guard` sees every request before anything else looks at it."""
+    """Wraps the application. `guard` sees every request before anything else looks at it. `paths`: those of the routes, for the metrics' labels."""
 
-    def __init__(self, app: App, runtime: Runtime, guard: Guard) -> None:
+    def __init__(self, app: App, runtime: Runtime, guard: Guard, paths: Iterable[str] = ()) -> None:
         self._app = app
         self._runtime = runtime
         self._guard = guard
+        self._paths = frozenset(paths)
+        self._prefixes = tuple(path.partition("{")[0] for path in self._paths if "{" in path)
 
     def configure(self, args: ServerArgs) -> None:
         """Go by other values from the next request on; files of keys are read anew."""
@@ -42,6 +47,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         exchange = scope[KEY] = Exchange()
+        exchange.endpoint = self._label(scope["path"])
         complete, key = False, None
 
         async def passing(message: MutableMapping[str, Any]) -> None:
@@ -58,6 +64,7 @@ class Gate:
 
         try:
             exchange.request_id = _request_id(scope)
+            _check_protocol(scope)
             key = self._guard.admit(scope)
             exchange.key = key.name if key is not None else ""
             await self._app(scope, receive, passing)
@@ -78,9 +85,26 @@ class Gate:
             if not complete:
                 raise
         finally:
+            if isinstance(fault := scope.get(FAULT), RequestError):
+                exchange.settle(outcome_of(fault))
             self._guard.charge(key, (exchange.prompt_tokens or 0) + (exchange.completion_tokens or 0))
             self._count(scope, exchange)
             self._runtime.access_log.write(scope, exchange)
+
+    def refused(self, scope: Scope, error: RequestError) -> list[tuple[bytes, bytes]]:
+        """The server has refused bytes that never became a request of the application: count it, log it. Returns the headers for its answer."""
+        exchange = Exchange()
+        exchange.endpoint, exchange.status = self._label(scope["path"]), error.status
+        exchange.settle(outcome_of(error))
+        self._count(scope, exchange)
+        self._runtime.access_log.write(scope, exchange)
+        return self._headers(exchange)
+
+    def _label(self, path: str) -> str | None:
+        """The metrics' name of the route for a path, whatever its method; None for a path that nobody serves."""
+        if path in self._paths:
+            return path
+        return next((f"{prefix}ID" for prefix in self._prefixes if path.startswith(prefix) and path != prefix), None)
 
     def _headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
         view = self._runtime.view
@@ -98,7 +122,7 @@ class Gate:
         if path.startswith("/v1/") or path == "/generate":
             outcome = exchange.outcome or ("ok" if exchange.status < 400 else outcome_of(RequestError("", status=exchange.status)))
             self._runtime.meter.inc("llmd_requests_total", endpoint=exchange.endpoint or "unknown", outcome=outcome)
-            if scope["method"] == "POST":
+            if scope["method"] == "POST" and exchange.endpoint is not None:
                 self._runtime.meter.observe("llmd_request_duration_seconds", time.monotonic() - exchange.started)
 
 
@@ -109,3 +133,14 @@ def _request_id(scope: Scope) -> str:
                 raise RequestError(f"X-Request-Id: must be 1 to {MAX_REQUEST_ID} printable ASCII characters", param="X-Request-Id")
             return str(value, "ascii")
     return ""
+
+
+def _check_protocol(scope: Scope) -> None:
+    """Raises RequestError for what a client asks of the connection and does not get."""
+    if scope["http_version"] not in _VERSIONS:
+        raise RequestError(f"HTTP/{scope['http_version']} is not spoken here, HTTP/1.1 is", status=505)
+    for name, value in scope["headers"]:
+        if name == b"expect" and value.lower() != b"100-continue":
+            raise RequestError("Expect: only 100-continue is known here", param="Expect", status=417)
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise RequestError("Content-Encoding: bodies are taken as they are only, not compressed", param="Content-Encoding", status=415)

@@ -44,7 +44,7 @@ def error_headers(error: RequestError) -> dict[str, str]:
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return {**headers, "connection": "close"} if error.status in (408, 413) else headers
+    return {**headers, "connection": "close"} if error.status in (408, 413, 505) else headers
 
 
 async def reply_error(send: Send, error: RequestError) -> None:

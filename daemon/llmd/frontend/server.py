@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmd.errors import RequestError
 from llmd.frontend.accepting import Acceptor, Board
-from llmd.frontend.exchange import PIPE, TRANSPORT
+from llmd.frontend.exchange import FAULT, PIPE, TRANSPORT
 from llmd.frontend.replies import error_body
 from llmd.frontend.upgrades import without_offer
 
@@ -107,6 +107,8 @@ class HttpProtocol(HttpToolsProtocol):
     _running: Any = None
     """The response cycle of the request that is being answered; `cycle` is that of the one that came last."""
     _look: asyncio.TimerHandle | None = None
+    _arriving = False
+    """Whether bytes of a request have come that the application knows nothing of yet."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(HeadHolder(transport))  # type: ignore[arg-type]
@@ -197,6 +199,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._offered:
             return
         super().on_headers_complete()
+        self._arriving = False
         if self.pipeline and self._look is None:
             self._look = self.loop.call_later(LOOK_S, self._look_after)
         self.scope[PIPE] = BodyPipe(self.cycle)  # type: ignore[typeddict-unknown-key]
@@ -209,6 +212,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._expect_headers()
         self.scope[TRANSPORT] = self  # type: ignore[typeddict-unknown-key]
         self._header_bytes = 0
+        self._arriving = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
@@ -220,9 +224,31 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         error = self._refusal or RequestError("the bytes received are not an HTTP request that this server takes")
         body, status = error_body(error), b"%d %b" % (error.status, HTTPStatus(error.status).phrase.encode())
-        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(body))
-        self.transport.write(head + body)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *self._note(error), (b"connection", b"close")]
+        head = b"".join(b"%b: %b\r\n" % header for header in dict(headers).items())
+        self.transport.write(b"HTTP/1.1 %b\r\n%b\r\n%b" % (status, head, body))
         self.transport.close()
+
+    def _note(self, error: RequestError) -> list[tuple[bytes, bytes]]:
+        """Let the gate count what it will never see, or see the end of only; the headers of every answer."""
+        refused = getattr(self.app, "refused", None)
+        if refused is None:
+            return []
+        if not self._arriving and self.cycle is not None:
+            self.cycle.scope[FAULT] = error  # type: ignore[typeddict-unknown-key]
+        path = _path_of(self.url) if self._arriving else ""
+        method = self.parser.get_method().decode("ascii", "replace") if self._arriving and path else "-"
+        found: list[tuple[bytes, bytes]] = refused({"path": path, "method": method, "client": self.client}, error)
+        return found
+
+
+def _path_of(url: bytes) -> str:
+    """Of a request whose headers are not all there, or not in order."""
+    try:
+        path = httptools.parse_url(url).path or b""
+    except httptools.HttpParserInvalidURLError:
+        path = url.partition(b"?")[0]
+    return path.decode("ascii", "replace")
 
 
 def frame_by_close(scope: MutableMapping[str, Any], message: MutableMapping[str, Any]) -> None:

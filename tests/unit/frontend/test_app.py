@@ -90,17 +90,56 @@ async def test_every_request_under_v1_is_counted_once(tmp_path: Path) -> None:
         await client.post(url + "/v1/chat/completions", content=b"{")
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as raw:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+        await client.options(url + "/v1/embeddings")
+        await client.post(url + "/v1/tokenize", json={}, headers={"X-Request-Id": "x" * 200})
+        for bad in (b"X: " + b"a" * 80_000, b"H st: x", b"Transfer-Encoding: chunked\r\n\r\nzz"):
+            answer = await asyncio.to_thread(answer_to, url, b"POST /v1/detokenize?x=1 HTTP/1.1\r\nHost: localhost\r\n" + bad + b"\r\n\r\n")
+            assert b"\r\nx-llmd-weights: " in answer and answer.count(b"connection: close") == 1, answer
+        assert (await asyncio.to_thread(answer_to, url, b"no request at all\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
         await asyncio.sleep(0.2)
     counts = {name.removeprefix("llmd_requests_total"): value for name, value in runtime.meter.snapshot().counters.items()}
     assert counts == {
         '{endpoint="/v1/models",outcome="ok"}': 1,
         '{endpoint="/v1/models/ID",outcome="not_found"}': 1,
         '{endpoint="unknown",outcome="not_found"}': 1,
-        '{endpoint="unknown",outcome="invalid"}': 1,
+        '{endpoint="/v1/completions",outcome="invalid"}': 1,
+        '{endpoint="/v1/embeddings",outcome="invalid"}': 1,
+        '{endpoint="/v1/tokenize",outcome="invalid"}': 1,
+        '{endpoint="/v1/detokenize",outcome="invalid"}': 3,
         '{endpoint="/v1/chat/completions",outcome="rejected"}': 1,
         '{endpoint="/v1/chat/completions",outcome="invalid"}': 1,
         '{endpoint="/v1/completions",outcome="client_disconnect"}': 1,
     }
+    runtime.manager.executor.shutdown()
+
+
+def answer_to(url: str, data: bytes) -> bytes:
+    """All that comes back for bytes as they are, until the server closes."""
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as raw:
+        raw.sendall(data)
+        found = b""
+        with contextlib.suppress(ConnectionResetError):  # the rest of what was sent was not read
+            while piece := raw.recv(65536):
+                found += piece
+        return found
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"HTTP/2.0\r\nHost: localhost", 505),
+        (b"HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nExpect: 200-ok", 417),
+        (b"HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Encoding: gzip", 415),
+        (b"HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Encoding: identity", 503),
+    ],
+)
+async def test_what_is_not_spoken_here_is_refused_by_its_own_status(tmp_path: Path, head: bytes, status: int) -> None:
+    runtime = make_runtime(tmp_path)
+    async with served(create_app(runtime, nothing())) as url:
+        answer = await asyncio.to_thread(answer_to, url, b"POST /v1/completions " + head + b"\r\nContent-Length: 2\r\n\r\n{}")
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b'{"error":{"message":' in answer
+    assert len([name for name in runtime.meter.snapshot().counters if name.startswith("llmd_requests_total")]) == 1
     runtime.manager.executor.shutdown()
 
 

@@ -115,7 +115,7 @@ def _errors(path: str, *, post: bool) -> dict[str, Any]:
     """The statuses that the table of codes has, where this path can give them."""
     if path in _HEALTH:
         return {"503": {"description": "Not now: the state says why.", "content": _json(answers.Health)}}
-    statuses = [400, 401, 403, 404, 408, 409, 413, 429, 500, 503, 504] if post else [400, 401, 404, 503] if "{" in path else [400, 401, 503]
+    statuses = [400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503, 504] if post else [400, 401, 404, 503] if "{" in path else [400, 401, 503]
     return {str(status): {"description": _codes(status), "content": _json(answers.Error)} for status in statuses}
 
 
