@@ -20,6 +20,7 @@ from llmd.frontend.channels import Incoming, SchedulerPort
 from llmd.frontend.engine_view import EngineView, engine_unavailable
 from llmd.frontend.feeding import AGAIN_S as FEED_AGAIN_S
 from llmd.frontend.feeding import Feed, share
+from llmd.frontend.replays import Replays
 from llmd.frontend.req_state import Generation, ReqState, Submitted
 from llmd.observability.totals import Meter
 from llmd.wire.messages import (
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 AGAIN_S: Final = 1.0
 #: Requests that are over, or were never here, and are remembered so that the scheduler is told once.
 MAX_OVER: Final = 1024
+#: Seconds beyond `supervision.helper_timeout` until a detokenizer that hangs has been replaced.
+REPLACED_S: Final = 5.0
 
 
 class Flight:
@@ -74,6 +77,7 @@ class Flights:
         self._feeds: dict[str, Feed] = {}
         """Of requests with many choices, by the Generation's rid."""
         self._detokenizer = 0
+        self._replays = Replays(self._replay, lambda: view.supervision.helper_timeout + REPLACED_S)
         self._recovering: set[str] = set()
         """Generations that have been submitted or asked for again, and of which nothing has come since."""
         self._over: dict[str, None] = {}
@@ -146,6 +150,7 @@ class Flights:
         """Forget a Generation; what still runs of it is aborted in the scheduler."""
         self._recovering.discard(generation.rid)
         self._feeds.pop(generation.rid, None)
+        self._replays.over(generation.rid)
         for state in generation.choices:
             rid = state.request.rid
             flight = self._flights.pop(rid, None)
@@ -176,13 +181,29 @@ class Flights:
         if incarnation and incarnation != self._detokenizer:
             if self._detokenizer and self._flights:
                 log.info("the output of %d requests is asked for again: the detokenizer is another one", len(self._flights))
-                for flight in self._flights.values():
-                    self._ask_again(flight)
+                self._detokenizer_lost()
             self._detokenizer = incarnation
         self._watch()
 
+    def _detokenizer_lost(self) -> None:
+        choices: dict[str, list[str]] = {}
+        for rid, flight in self._flights.items():
+            choices.setdefault(flight.state.generation.rid, []).append(rid)
+        guilty = self._replays.lost(choices)
+        for generation in self.generations if guilty is not None else ():
+            if generation.rid == guilty:
+                log.error("a request ends with engine_crash: detokenizers end when its output is sent", extra={"rid": guilty})
+                self.release(generation, "engine_crash")
+                generation.fail(RequestError("this request has ended the detokenizer again and again, and is not tried any more", code="engine_crash"))
+
+    def _replay(self, generation_rid: str) -> None:
+        for flight in list(self._flights.values()):
+            if flight.state.generation.rid == generation_rid:
+                self._ask_again(flight)
+
     def _resubmit(self, *, resumed: bool) -> None:
         """To the engine that has just been connected, in the order in which they came."""
+        self._replays.forget()
         self._end_mixed()
         if resumed and self._flights:
             log.info("%d requests go on in a new engine", len(self._flights), extra={"epoch": self._port.epoch})
@@ -234,6 +255,8 @@ class Flights:
 
     def _ask_again(self, flight: Flight) -> None:
         """Have all of its output sent again. A text to embed has none that a detokenizer could lose."""
+        if self._replays.waits(flight.state.generation.rid):
+            return
         request = self._as_it_stands(flight, resumed=True)
         if flight.epoch == 0 or flight.epoch != self._port.epoch or not isinstance(request, TokenizedGenerateReqInput):
             return
@@ -289,6 +312,7 @@ class Flights:
             return
         state = flight.state
         flight.heard_at = now
+        self._replays.heard(state.generation.rid, chunk.rid)
         known_ids, known_chars = len(state.output_ids) - chunk.first, flight.chars - chunk.at
         if known_ids < 0 or known_chars < 0:
             self._missing(flight)

@@ -217,6 +217,24 @@ def test_a_new_detokenizer_gets_all_output_again(world: World) -> None:
     assert world.engine.aborts == [] and len(world.engine.requests) == 2
 
 
+def test_a_request_whose_output_ends_detokenizers_ends_alone(world: World) -> None:
+    world.engine.pace = 0.01
+    world.engine.script = lambda request: counted(150) if request.input_ids[0] == ord("i") else None
+    poison, other = Background(world, prompt="poison"), Background(world, prompt="innocent", stream=True)
+    running(world, 2)
+    assert other.begun.wait(5)
+    for incarnation in (2, 3, 4):
+        asked = len(world.engine.resends)
+        world.control.publish(state="recovering", detokenizer_incarnation=0)
+        wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
+        world.control.publish(state="ready", detokenizer_incarnation=incarnation)
+        wait_for(lambda asked=asked: len(world.engine.resends) > asked, 5)  # type: ignore[misc]
+        time.sleep(0.1)
+    answer = poison.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_crash")
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in other.events[:-1]) == "".join(counted(150))
+
+
 def test_output_that_the_detokenizer_forgot_is_asked_for_again(world: World) -> None:
     slow(world, 100)
     stream = Background(world, stream=True)
