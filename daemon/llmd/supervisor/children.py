@@ -26,6 +26,8 @@ class LastExit(Struct, frozen=True):
     @property
     def ended(self) -> str:
         """What it did, as a sentence about it says."""
+        if self.reason == "hang":
+            return f"hung and was killed with {self.describe()}"
         return self.describe() if self.reason == "spawn" else f"ended with {self.describe()}"
 
     def describe(self) -> str:

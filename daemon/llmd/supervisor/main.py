@@ -338,6 +338,8 @@ def _advice(status: int, reason: str, log_dir: Path | None) -> str:
         return "correct what the last line names; `llmd check` looks for faults without starting"
     if status == EXIT_RESOURCE:
         return "free what the last line names, then start again"
+    if "hung and was killed" in reason:
+        return f"llmd itself sent signal 9 to what made no progress for `supervision.hang_timeout` or `helper_timeout`: its stacks are in the log; see {where}"
     if "SIGKILL" in reason:
         return f"signal 9 that nobody sent is the kernel out of memory: look for it with `journalctl -k` or dmesg, set memory.max_total_tokens; see {where}"
     return f"see {where} for what came before"

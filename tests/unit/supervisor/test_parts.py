@@ -20,7 +20,7 @@ from llmd.errors import ResourceError, exhausted
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles, make_plan
 from llmd.supervisor import banner, conf, cpus, environ, main, preflight
-from llmd.supervisor.children import describe_status
+from llmd.supervisor.children import LastExit, describe_status
 from llmd.supervisor.logger import SupervisordLogger
 from llmd.supervisor.main import _advice
 from llmd.supervisor.os_seam import Os
@@ -146,7 +146,14 @@ def test_the_banner_names_a_control_command_that_works_from_this_shell(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "text"), [(78, "x", "llmd check"), (71, "x", "free what"), (70, "signal 9 (SIGKILL)", "memory"), (70, "x", "/l/*.log")]
+    ("status", "reason", "text"),
+    [
+        (78, "x", "llmd check"),
+        (71, "x", "free what"),
+        (70, LastExit(-9, "signal", 0.0, "").ended, "memory"),
+        (70, LastExit(-9, "hang", 0.0, "").ended, "llmd itself"),
+        (70, "x", "/l/*.log"),
+    ],
 )
 def test_the_last_words_say_what_to_do(status: int, reason: str, text: str) -> None:
     assert text in _advice(status, reason, Path("/l"))
