@@ -29,7 +29,7 @@ class Place:
 
     @property
     def lock(self) -> dict[str, Any]:
-        """What the daemon wrote when it started: pid, start_id, started_at, version, http, admin_socket."""
+        """What the daemon wrote when it started: pid, start_id, started_at, version, log_dir, state_dir, http, admin_socket."""
         return read_json(self.run_dir / LOCK)
 
     @property

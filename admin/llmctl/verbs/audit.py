@@ -1,7 +1,7 @@
 """Show who changed what, when, why and how it ended, newest first; refused changes too.
 
 USER is who had logged in (loginuid) where the kernel knows, else whose process it was; both stand in `-o json`. Changes by a signal have no user.
-The file is STATE/audit.jsonl, 8 MiB and four older ones.
+The file is STATE/audit.jsonl, 8 MiB and four older ones. Where llmd is not running it is read from there, and a note on stderr says so.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import pwd
 from typing import Any
 
-from llmctl import exits
+from llmctl import exits, statefiles
 from llmctl.context import Context
 
 
 def run(context: Context) -> int:
     options = context.options
-    lines = context.get("/v1/audit", limit=10_000 if options.verb_name else options.lines)["audit"]
+    lines = statefiles.newest(context, "audit", 10_000 if options.verb_name else options.lines)
     shown = [line for line in lines if options.verb_name in (None, line.get("verb"))][: options.lines]
     if not context.out.is_table:
         context.out.data(shown)

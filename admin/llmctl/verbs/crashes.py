@@ -1,13 +1,14 @@
 """Show which processes have ended though nobody wanted it, newest first; with an ID (or its beginning), all that is known of one: stacks, last lines.
 
 The records are STATE/crashes/*.json, the newest 50; they hold no prompts. OOM says that the kernel killed processes for want of memory meanwhile.
+Where llmd is not running they are read from there, and a note on stderr says so.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llmctl import exits
+from llmctl import exits, statefiles
 from llmctl.context import Context
 from llmctl.exits import CtlError
 from llmctl.output import one_line, when
@@ -15,7 +16,7 @@ from llmctl.output import one_line, when
 
 def run(context: Context) -> int:
     options = context.options
-    records = context.get("/v1/crashes", limit=10_000 if options.id else options.lines)["crashes"]
+    records = statefiles.newest(context, "crashes", 10_000 if options.id else options.lines)
     if options.id:
         return _one(context, [record for record in records if str(record.get("id", "")).startswith(options.id)])
     if not context.out.is_table:

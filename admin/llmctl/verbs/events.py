@@ -23,7 +23,13 @@ _COLOURS = {"error": "red", "warning": "yellow"}
 
 def run(context: Context) -> int:
     options = context.options
-    events = _wanted(context, context.get("/v1/events", since=options.since, follow="false")["events"])
+    try:
+        events = _wanted(context, context.get("/v1/events", since=options.since, follow="false")["events"])
+    except CtlError as error:
+        if error.status != exits.NOT_RUNNING:
+            raise
+        left = "events end with llmd; what stays on disk: llmctl crashes, llmctl audit, llmctl logs"
+        raise CtlError(error.status, error.message, f"{left}; {error.hint}" if error.hint else left, error.data) from None
     shown = events[max(0, len(events) - options.lines) :]
     if not options.follow and not context.out.is_table:
         context.out.data(shown)

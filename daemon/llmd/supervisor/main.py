@@ -218,7 +218,7 @@ def _prepare_locked(
     listener = held.listener = None if embedded else sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
     url = listener.url if listener is not None else ""
     start_id, started_at = secrets.token_hex(8), os_.wall()
-    facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__, "log_dir": dirs.log_dir}
+    facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__, "log_dir": dirs.log_dir, "state_dir": dirs.state_dir}
     held.lock.write({**facts, "http": url, "admin_socket": str(admin_socket)})
     cache_dir, base = Path(dirs.cache_dir), environ.cleaned(env, failpoints=allow_failpoints)
     if preflight.needs_pull(args, cache_dir):

@@ -1,0 +1,74 @@
+"""What llmctl reads from the state directory when llmd is not running."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.integration.llmctl.fake import serving
+from tests.integration.llmctl.test_reading import ctl
+
+LINE = {"ts": "2026-01-01T00:00:00Z", "uid": 0, "verb": "flush", "params": {}, "reason": "nightly", "result": "succeeded", "code": None}
+
+
+def crash(number: int) -> dict[str, object]:
+    return {"id": f"2026010{number}T000000-scheduler-0", "at": 1767225600.0, "process": "scheduler-0", "how": "SIGKILL", "why": "", "uptime_s": 3.0}
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """A run directory whose daemon has ended, with a state directory."""
+    state = tmp_path / "state"
+    (state / "crashes").mkdir(parents=True)
+    for number in (1, 2):
+        (state / "crashes" / f"{number}.json").write_text(json.dumps(crash(number)))
+    (state / "crashes" / "3.json").write_text("{half")
+    (state / "audit.jsonl.1").write_text(json.dumps(LINE | {"verb": "drain"}) + "\n")
+    (state / "audit.jsonl").write_text("".join(json.dumps(LINE | {"verb": verb}) + "\n" for verb in ("flush", "restart")))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "llmd.lock").write_text(json.dumps({"pid": 0, "state_dir": str(state)}))
+    return run
+
+
+def test_crashes_and_audit_are_read_from_disk_when_llmd_is_down(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(left, "crashes", "-o", "json") == 0
+    shown = capsys.readouterr()
+    assert [record["id"][:8] for record in json.loads(shown.out)] == ["20260102", "20260101"]
+    assert "not running" in shown.err and str(left.parent / "state" / "crashes") in shown.err
+    assert ctl(left, "crashes", "20260101") == 0
+    assert "scheduler-0" in capsys.readouterr().out
+    assert ctl(left, "audit", "-o", "json") == 0
+    assert [line["verb"] for line in json.loads(capsys.readouterr().out)] == ["restart", "flush", "drain"]
+    assert ctl(left, "audit", "-n", "1", "-o", "json") == 0
+    assert [line["verb"] for line in json.loads(capsys.readouterr().out)] == ["restart"]
+
+
+def test_a_running_daemon_is_asked_and_its_files_are_not_read(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(left) as fake:
+        fake.answers["/v1/crashes"] = (200, {"crashes": []})
+        assert ctl(left, "crashes", "-o", "json") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == [] and "not running" not in shown.err
+
+
+@pytest.mark.parametrize(("verb", "file"), [("crashes", "crashes"), ("audit", "audit.jsonl")])
+def test_where_nothing_is_left_the_paths_are_named(
+    verb: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "llmd.lock").write_text(json.dumps({"pid": 0, "state_dir": str(tmp_path / "none")}))
+    assert ctl(tmp_path, verb) == 3
+    assert str(tmp_path / "none" / file) in capsys.readouterr().err
+    (tmp_path / "llmd.lock").unlink()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "llmd" / "crashes").mkdir(parents=True)
+    (tmp_path / "home" / "llmd" / "audit.jsonl").touch()
+    assert ctl(tmp_path, verb) == 0, "the usual places are looked at where no daemon has said its own"
+    assert str(tmp_path / "home" / "llmd" / file) in capsys.readouterr().err
+
+
+def test_events_say_what_is_left_of_them(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(left, "events") == 3
+    assert "llmctl crashes" in capsys.readouterr().err
