@@ -29,7 +29,7 @@ def post(world: World, **body: Any) -> socket.socket:
     """Send a completion request and return its socket."""
     data = json.dumps({"model": "toy", "prompt": "hello", "max_tokens": 400, **body}).encode()
     raw = socket.create_connection(("127.0.0.1", int(world.url.rsplit(":", 1)[1])), timeout=10)
-    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
     return raw
 
 
@@ -144,7 +144,7 @@ def unread(world: World, **fields: Any) -> socket.socket:
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.connect(("127.0.0.1", int(world.url.rsplit(":", 1)[1])))
-    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
     wait_for(lambda: bool(world.engine.requests), 5)
     return raw
 
