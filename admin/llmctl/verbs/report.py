@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmctl import exits, find
+from llmctl import exits, find, statefiles
 from llmctl.context import Context
 from llmctl.exits import CtlError
 from llmctl.output import size
@@ -25,7 +25,9 @@ from llmd import __version__
 
 #: Bytes of each log that go in, from its end.
 LOG_BYTES = 2**20
-READS = ("status", "processes", "kv", "requests", "weights", "config", "operations", "audit?limit=1000", "events?follow=false", "crashes")
+READS = ("status", "processes", "kv", "requests", "weights", "config", "operations", "events?follow=false")
+#: Records of crashes and lines of the audit at most.
+AUDIT_LINES = 1000
 #: Words before a secret, and what secrets look like by themselves.
 _SECRETS = re.compile(
     rb"(?i)((?:authorization|api[-_]?key|password|passwd|secret|token|bearer)[\"']?\s*[:=]\s*[\"']?(?:bearer\s+)?)[^\s\"',;}]{4,}|\b(sk|hf|ghp)[-_][A-Za-z0-9_-]{16,}"
@@ -58,6 +60,8 @@ def _collect(context: Context) -> dict[str, bytes]:
     for read in READS:
         name = f"{read.partition('?')[0]}.json"
         files[name] = _clean(_json(_answer(context, f"/v1/{read}")))
+    for name in ("audit", "crashes"):
+        files[f"{name}.json"] = _clean(_json(_left(context, name)))
     try:
         files["metrics.txt"] = context.client.text("/metrics", 5.0).encode()
     except CtlError as error:
@@ -73,6 +77,17 @@ def _collect(context: Context) -> dict[str, bytes]:
     for path in sorted(directory.glob("*.log")) if directory.is_absolute() else ():
         files[f"log/{path.name}"] = _clean(_tail(path))
     return files
+
+
+def _left(context: Context, name: str) -> Any:
+    """What `crashes` or `audit` says; where llmd is not running, what lies in the state directory."""
+    try:
+        return context.client.get(f"/v1/{name}", 5.0, limit=AUDIT_LINES)
+    except CtlError as error:
+        where = statefiles.place(context.client, name) if error.status == exits.NOT_RUNNING and context.client.remote is None else None
+        if where is None:
+            return {"error": error.message}
+        return {"read_from": str(where), name: statefiles.read(where, AUDIT_LINES)}
 
 
 def _answer(context: Context, path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,14 @@ def test_where_nothing_is_left_the_paths_are_named(
 def test_events_say_what_is_left_of_them(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ctl(left, "events") == 3
     assert "llmctl crashes" in capsys.readouterr().err
+
+
+def test_a_report_of_a_daemon_that_is_down_holds_its_files(left: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "down.tar.gz"
+    assert ctl(left, "report", "--output-file", str(file)) == 0
+    with tarfile.open(file) as archive:
+        read = {member.name.rpartition("/")[2]: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    assert [record["id"][:8] for record in json.loads(read["crashes.json"])["crashes"]] == ["20260102", "20260101"]
+    assert [line["verb"] for line in json.loads(read["audit.json"])["audit"]] == ["restart", "flush", "drain"]
+    assert "error" in json.loads(read["status.json"])
+    capsys.readouterr()
