@@ -1,7 +1,7 @@
 """Write a bundle for support: state, processes, requests (ids and numbers), configuration, operations, audit, events, metrics, the ends of the logs, and what
 `doctor` finds. No prompts, no outputs, no secrets: what looks like a key is replaced by ***. Also when llmd is down: then it holds what is left.
 
-The file is for you alone (mode 0600); look into it before you give it away.
+The file is for you alone (mode 0600); look into it before you give it away. It unpacks into a directory llmd-report-HOST-TIME.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _SECRETS = re.compile(
 
 
 def run(context: Context) -> int:
-    path = Path(context.options.file or time.strftime("llmd-report-%Y%m%d-%H%M%S.tar.gz"))
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = Path(context.options.file or f"llmd-report-{stamp}.tar.gz")
+    # A directory of its own, whatever the file is called: unpacked, it must never land on the file itself.
+    directory = f"llmd-report-{re.sub(r'[^A-Za-z0-9.-]', '_', platform.node()) or 'host'}-{stamp}"
     files = _collect(context)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -45,7 +48,7 @@ def run(context: Context) -> int:
         raise CtlError(exits.BAD_INPUT, f"{path}: {error.strerror}") from None
     with os.fdopen(descriptor, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for name, data in files.items():
-            entry = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            entry = tarfile.TarInfo(f"{directory}/{name}")
             entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
             archive.addfile(entry, io.BytesIO(data))
     if context.out.is_table:

@@ -177,12 +177,15 @@ def test_a_report_is_private_and_without_secrets(fake: Fake, capsys: pytest.Capt
     (log / "control-0.log").write_text(f"{secrets}\nplain words\n")
     (fake.run_dir / "llmd.lock").write_text(json.dumps({"pid": 0, "log_dir": str(log)}))
     fake.answers["/v1/config"] = (200, CONFIG)
-    file = tmp_path / "r.tar.gz"
+    file = tmp_path / "r0.tgz"
     assert ctl(fake, "report", "--output-file", str(file)) == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with tarfile.open(file) as archive:
-        texts = {member.name: archive.extractfile(member).read().decode() for member in archive}  # type: ignore[union-attr]
-    assert {"r/status.json", "r/config.json", "r/doctor.json", "r/log/control-0.log", "r/audit.json"} <= texts.keys()
+        entries = {member.name.partition("/"): archive.extractfile(member).read().decode() for member in archive}  # type: ignore[union-attr]
+    (directory,) = {top for top, _, _ in entries}
+    assert directory.startswith("llmd-report-"), "it unpacks beside the file, into a directory of another name"
+    texts = {name: text for (_, _, name), text in entries.items()}
+    assert {"status.json", "config.json", "doctor.json", "log/control-0.log", "audit.json"} <= texts.keys()
     everything = "".join(texts.values())
     assert "plain words" in everything
     assert not [secret for secret in ("abcdefgh1234", "hunter22", "sk-abcdef") if secret in everything]
