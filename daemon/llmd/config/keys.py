@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -20,8 +21,12 @@ from msgspec import Struct
 
 from llmd.errors import ConfigError, UsageError
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
+#: A key that is written out and shorter than this can be guessed, which is worth a warning. A digest does not say how long its key is.
+ADVISED_LENGTH: Final = 16
 MAX_BYTES: Final = 2**20
 MAX_KEY: Final = 512
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -105,6 +110,7 @@ def parse_keys(text: str) -> tuple[Key, ...]:
             if any(key.digest == other.digest for other in keys.values()):
                 raise ValueError("another line has the same key")
             keys[key.name] = key
+            _warn_if_short(words[0].partition(":")[2], f"the API key {key.name}")
         except ValueError as error:
             faults.append(f"line {number}: {error}")
     if not keys and not faults:
@@ -120,7 +126,9 @@ def parse_admin_key(text: str) -> bytes:
     try:
         if len(lines) != 1:
             raise ValueError(f"expected one line with the key, found {len(lines)}")
-        return _digest(lines[0])
+        digest = _digest(lines[0])
+        _warn_if_short(lines[0], "the admin key")
+        return digest
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -147,6 +155,11 @@ def _key(words: list[str]) -> Key:
         else:
             raise ValueError(f"word {position} is none of rpm=N, tpm=N and admin")
     return Key(name, _digest(secret), limits.get("rpm"), limits.get("tpm"), admin)
+
+
+def _warn_if_short(secret: str, whose: str) -> None:
+    if len(secret) < ADVISED_LENGTH:
+        log.warning("%s has fewer than %d characters, so it can be guessed: take a longer one, like `openssl rand -hex 24` makes", whose, ADVISED_LENGTH)
 
 
 def _digest(secret: str) -> bytes:

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: Seconds after which a changed file is noticed at the latest, by the next request.
 LOOK_EVERY: Final = 1.0
+#: Paths whose requests are charged tokens, and so wait while a key owes some.
+_TAKE_TOKENS: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/generate"))
 #: Whoever has the admin key.
 ADMIN: Final = "admin"
 
@@ -135,7 +137,7 @@ class Guard:
         elif key is None:
             raise Unauthorized("give an API key of this server: Authorization: Bearer KEY" if not presented else "this API key is not known here")
         if key is not None and scope["method"] == "POST":
-            self._limits.admit(key)
+            self._limits.admit(key, takes_tokens=scope["path"] in _TAKE_TOKENS)
         return key
 
     def charge(self, key: Key | None, tokens: int) -> None:

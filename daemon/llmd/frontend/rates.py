@@ -75,13 +75,13 @@ class RateLimits:
         self._older: set[int] = set()
         """Frontends that may have served before this one: a key's first count from one of them is not for this one to take off."""
 
-    def admit(self, key: Key) -> None:
-        """Count one request. Raises RateLimited, and counts nothing then."""
+    def admit(self, key: Key, *, takes_tokens: bool = True) -> None:
+        """Count one request. Raises RateLimited, and counts nothing then. One that takes no tokens need not wait for any."""
         now = self._clock()
         requests, tokens = _bucket(self._requests, key.name, key.rpm, now), _bucket(self._tokens, key.name, key.tpm, now)
         if requests is not None and (seconds := requests.wait(now)) > 0:
             raise RateLimited(f"the API key {key.name!r} may make {key.rpm} requests a minute", seconds)
-        if tokens is not None and (seconds := tokens.wait(now)) > 0:
+        if takes_tokens and tokens is not None and (seconds := tokens.wait(now)) > 0:
             raise RateLimited(f"the API key {key.name!r} may use {key.tpm} tokens a minute", seconds)
         if requests is not None:
             requests.take(1, now)

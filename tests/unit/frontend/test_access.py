@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from starlette.routing import Route
 
 from llmd.config import ServerArgs
-from llmd.config.keys import Key, digest_of
+from llmd.config.keys import Key, digest_of, parse_admin_key, parse_keys
 from llmd.config.server_args import HttpArgs, MetricsArgs, ObservabilityArgs
 from llmd.errors import RequestError
 from llmd.frontend import app as app_module
@@ -232,6 +232,20 @@ def test_admin_paths_need_an_admin_key_whatever_else_is_configured(tmp_path: Pat
     assert ask(guard(only_admin, Clock()), "/flush_cache", OWNER) == "admin"
 
 
+def test_a_key_that_owes_tokens_may_still_ask_for_what_takes_none(tmp_path: Path) -> None:
+    which = guard(HttpArgs(api_keys_file=str(write(tmp_path / "keys", f"user:{USER} tpm=10\n"))), Clock())
+    which.charge(which.admit({"path": "/v1/completions", "method": "POST", "headers": [(b"authorization", b"Bearer " + USER.encode())]}), 100)
+    assert ask(which, "/v1/completions", USER) == "429 rate_limit_exceeded"
+    assert [ask(which, path, USER) for path in ("/v1/tokenize", "/tokenize", "/detokenize")] == ["user"] * 3
+
+
+def test_a_short_key_that_is_written_out_is_warned_of_without_showing_it(caplog: pytest.LogCaptureFixture) -> None:
+    parse_keys("anna:s3cret\nbob:sha256:" + "0" * 64 + "\ncarl:0123456789abcdef\n")
+    parse_admin_key("s3cret")
+    assert [record.getMessage().partition(" has ")[0] for record in caplog.records] == ["the API key anna", "the admin key"]
+    assert "s3cret" not in caplog.text
+
+
 # ---------------------------------------------------------------- files that change
 
 
@@ -326,7 +340,7 @@ async def test_who_is_too_fast_is_told_when_to_come_back(tmp_path: Path, client:
         assert (await client.post(url + "/v1/completions", headers=bearer(ROOT), json={})).status_code == 503
         assert (await client.get(url + "/v1/models", headers=bearer(USER))).status_code == 200, "reading is not limited"
     counts = runtime.meter.snapshot().counters
-    assert counts['llmd_requests_total{endpoint="unknown",outcome="rejected"}'] == 1
+    assert counts['llmd_requests_total{endpoint="/v1/completions",outcome="rejected"}'] == 3
     runtime.manager.executor.shutdown()
 
 
