@@ -127,9 +127,9 @@ def duration(seconds: Any) -> str:
     return f"{whole}s"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 request`, `2 requests`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, many: str = "") -> str:
+    """`1 request`, `2 requests`; `many` is a plural that takes more than an s."""
+    return f"{number} {noun if number == 1 else many or noun + 's'}"
 
 
 def size(count: Any) -> str:

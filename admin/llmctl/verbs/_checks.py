@@ -11,16 +11,17 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llmctl import exits, find
+from llmctl import exits, find, statefiles
 from llmctl.context import Context
 from llmctl.exits import CtlError
-from llmctl.output import duration, size
+from llmctl.output import counted, duration, size
 from llmd import __version__
 
 MIB = 2**20
@@ -29,6 +30,8 @@ LOW_DISK, NO_DISK = 1024 * MIB, 64 * MIB
 LOW_MEMORY = 512 * MIB
 FEW_FILES = 4096
 MANY_RESTARTS = 3
+#: Seconds within which a crash is news.
+LATELY = 3600.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ def _daemon(context: Context) -> Iterator[Finding]:
         return
     state, reason = status.get("state"), status.get("reason")
     fine = state == "ready" and not status.get("degraded")
-    yield Finding("daemon", "ok" if fine else "warning", f"{state}{f': {reason}' if reason else ''}", "" if fine else "llmctl events, llmctl logs")
+    hint = "" if fine else "llmctl resume" if state == "draining" else "llmctl events, llmctl logs"
+    yield Finding("daemon", "ok" if fine else "warning", f"{state}{f': {reason}' if reason else ''}", hint)
     if status.get("version") != __version__:
         yield Finding("versions", "warning", f"llmctl {__version__}, llmd {status.get('version')}", "restart llmd after an upgrade")
     if status.get("failpoints"):
@@ -214,6 +218,21 @@ def _crashes(context: Context) -> Iterator[Finding]:
     last = place.last_state if place is not None and place.pid is None else {}
     if last.get("state") == "failed":
         yield Finding("last end", "wrong", f"llmd gave up: {json.dumps(last.get('reason'))}", "llmctl logs")
+    since = time.time() - LATELY
+    lately = [record for record in _records(context) if isinstance(record.get("at"), int | float) and record["at"] >= since]
+    if lately:
+        names = ", ".join(sorted({str(record.get("process")) for record in lately}))
+        yield Finding("crashes", "warning", f"{counted(len(lately), 'crash', 'crashes')} within the last hour: {names}", "llmctl crashes")
+
+
+def _records(context: Context) -> list[dict[str, Any]]:
+    """Of crashes, from the daemon or what it left; none where it does not answer, which is a finding already."""
+    try:
+        records: list[dict[str, Any]] = context.get("/v1/crashes", limit=1000)["crashes"]
+    except CtlError as error:
+        where = statefiles.place(context.client, "crashes") if error.status == exits.NOT_RUNNING and context.client.remote is None else None
+        return statefiles.read(where, 1000) if where is not None else []
+    return records
 
 
 _CHECKS: tuple[Callable[[Context], Iterator[Finding]], ...] = (

@@ -1,7 +1,8 @@
 """Look for what is wrong, or will be: on this machine, in llmd's directories, and in llmd itself if it runs. Exit 1 if something is wrong.
 
 Looks at: operating system and Python, the run directory and who may use its socket, disk space, memory and the cgroup's limit, file descriptors,
-GPU driver, the configuration and the model's files (as `llmd check` does), the port, versions, states, restarts, and changes that wait for a reload.
+GPU driver, the configuration and the model's files (as `llmd check` does), the port, versions, states, restarts, crashes of the last hour,
+and changes that wait for a reload.
 """
 
 from __future__ import annotations

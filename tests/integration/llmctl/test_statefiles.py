@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.integration.llmctl.fake import serving
+from tests.integration.llmctl.fake import STATUS, serving
 from tests.integration.llmctl.test_reading import ctl
 
 LINE = {"ts": "2026-01-01T00:00:00Z", "uid": 0, "verb": "flush", "params": {}, "reason": "nightly", "result": "succeeded", "code": None}
@@ -84,3 +85,26 @@ def test_a_report_of_a_daemon_that_is_down_holds_its_files(left: Path, tmp_path:
     assert [line["verb"] for line in json.loads(read["audit.json"])["audit"]] == ["restart", "flush", "drain"]
     assert "error" in json.loads(read["status.json"])
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(("ages", "text"), [((60, 7200), "1 crash within"), ((60, 600, 7200), "2 crashes within"), ((7200,), None)])
+def test_doctor_counts_the_crashes_of_the_last_hour(left: Path, ages: tuple[int, ...], text: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = left.parent / "state" / "crashes"
+    for path in directory.glob("*.json"):
+        path.unlink()
+    for number, age in enumerate(ages):
+        (directory / f"{number}.json").write_text(json.dumps(crash(number) | {"at": time.time() - age}))
+    ctl(left, "doctor", "-o", "json")
+    found = [finding for finding in json.loads(capsys.readouterr().out) if finding["what"] == "crashes"]
+    assert [(each["state"], each["hint"]) for each in found] == ([("warning", "llmctl crashes")] if text else [])
+    assert text is None or (found[0]["text"].startswith(text) and "scheduler-0" in found[0]["text"])
+
+
+def test_doctor_says_what_ends_draining(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(left) as fake:
+        fake.answers["/v1/status"] = (200, STATUS | {"state": "draining"})
+        fake.answers["/v1/crashes"] = (200, {"crashes": [crash(1) | {"at": time.time()}]})
+        ctl(left, "doctor", "-o", "json")
+    findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["daemon"]["hint"] == "llmctl resume"
+    assert findings["crashes"]["text"].startswith("1 crash ")
