@@ -162,6 +162,23 @@ def test_the_fields_of_the_administrative_paths_are_those_that_are_read(alias: A
     assert spy.read == set(kinds[alias.verb].model_fields)
 
 
+def test_the_events_of_streams_are_described() -> None:
+    made = document()
+    for path, name in (("/v1/chat/completions", "ChatCompletionChunk"), ("/v1/completions", "CompletionChunk"), ("/generate", "Generated")):
+        schema = made["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+        assert [kind["$ref"].rpartition("/")[2] for kind in schema["anyOf"]] == [name, "Error"]
+        assert made["components"]["schemas"][name]["properties"]
+
+
+def test_the_document_says_what_the_endpoints_hold_bodies_to() -> None:
+    schemas = document()["components"]["schemas"]
+    for name, fields in (("GenerateRequest", ["text", "input_ids"]), ("TokenizeRequest", ["prompt", "messages"])):
+        assert [option["required"] for option in schemas[name]["oneOf"]] == [[field] for field in fields]
+    for name in ("ChatCompletionRequest", "CompletionRequest", "NativeSampling"):
+        (biases,) = [option for option in schemas[name]["properties"]["logit_bias"]["anyOf"] if option["type"] == "object"]
+        assert biases["patternProperties"] and biases["additionalProperties"] is False
+
+
 async def test_the_list_of_paths_is_that_of_the_document(runtime: Runtime) -> None:
     async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=20) as client:
         listed = (await client.get(url + "/")).json()["paths"]

@@ -37,6 +37,15 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptDetails
 
 
+class ChunkUsage(BaseModel):
+    """Tokens so far; the details in the last chunk only."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+
+
 class AssistantMessage(BaseModel):
     """What the model said."""
 
@@ -75,8 +84,57 @@ class TextChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
 
 
+class ChatDelta(BaseModel):
+    """What a chunk adds: the role in a choice's first one, text in the next, nothing in its last."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """What one choice has to add. `finish_reason` is set in its last chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatCompletionChunk(BaseModel):
+    """The data of one event. `usage` with `stream_options.include_usage`: null but in the last, which has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: ChunkUsage | None = None
+
+
+class TextChunkChoice(BaseModel):
+    """What one choice has to add. `finish_reason` is set in its last chunk."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionChunk(BaseModel):
+    """The data of one event. `usage` as in a chat's."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChunkChoice]
+    usage: ChunkUsage | None = None
+
+
 class Completion(BaseModel):
-    """A whole answer; the chunks of a stream look the same."""
+    """A whole answer."""
 
     id: str
     object: Literal["text_completion"]
@@ -123,7 +181,7 @@ class MetaInfo(BaseModel):
 
 
 class Generated(BaseModel):
-    """One choice, all there is so far."""
+    """One choice, all there is so far. In the events of a batch or of several choices also `index`."""
 
     text: str
     output_ids: list[int]

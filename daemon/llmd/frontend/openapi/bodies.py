@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from llmd.frontend import limits
@@ -41,7 +42,9 @@ Priority = Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
 StopText = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Stops = StopText | Annotated[list[StopText], Field(max_length=limits.MAX_STOP)]
 StopIds = Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)]
-Biases = Annotated[dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")], Bias], Field(max_length=limits.MAX_LOGIT_BIAS)]
+Biases = Annotated[
+    dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")], Bias], Field(max_length=limits.MAX_LOGIT_BIAS, json_schema_extra={"additionalProperties": False})
+]
 Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_REQUEST_ID, pattern="^[ -~]+$")]
 
 
@@ -49,6 +52,15 @@ def doc(text: str) -> FieldInfo:
     """A field's text."""
     found: FieldInfo = Field(description=text)
     return found
+
+
+def _one_of(one: str, other: str) -> JsonDict:
+    """Exactly one of two fields is there and not null."""
+
+    def only(name: str, absent: str) -> JsonDict:
+        return {"required": [name], "properties": {name: {"not": {"type": "null"}}, absent: {"type": "null"}}}
+
+    return {"oneOf": [only(one, other), only(other, one)]}
 
 
 class StreamOptions(BaseModel):
@@ -177,6 +189,8 @@ class NativeSampling(BaseModel):
 class GenerateRequest(BaseModel):
     """POST /generate: `text` or `input_ids`, one prompt or a list. What is a list has an entry for each prompt."""
 
+    model_config = ConfigDict(json_schema_extra=_one_of("text", "input_ids"))
+
     text: Text | Annotated[list[Text], Field(min_length=1, max_length=limits.MAX_PROMPTS)] | None = None
     input_ids: TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=limits.MAX_PROMPTS)] | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
@@ -193,6 +207,8 @@ class GenerateRequest(BaseModel):
 
 class TokenizeRequest(BaseModel):
     """POST /v1/tokenize, /tokenize: `prompt` or `messages`."""
+
+    model_config = ConfigDict(json_schema_extra=_one_of("prompt", "messages"))
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=limits.MAX_PROMPTS)] | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None

@@ -16,7 +16,6 @@ from llmd.frontend.openapi import answers, bodies
 from llmd.frontend.openapi.serve import DOCUMENT
 
 _REF: Final = "#/components/schemas/{model}"
-_SSE: Final[dict[str, Any]] = {"text/event-stream": {}}
 _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 #: (path, body, answer, summary) of each POST.
@@ -53,7 +52,12 @@ GETS: Final[tuple[tuple[str, type[BaseModel] | None, str], ...]] = (
     ("/docs", None, "This document as a page"),
     ("/flush_cache", answers.Done, "The same as by POST"),
 )
-STREAMED: Final = ("/v1/chat/completions", "/v1/completions", "/generate")
+#: Path -> what one event of its streams holds.
+STREAMED: Final[dict[str, type[BaseModel]]] = {
+    "/v1/chat/completions": answers.ChatCompletionChunk,
+    "/v1/completions": answers.CompletionChunk,
+    "/generate": answers.Generated,
+}
 OPEN: Final = ("/livez", "/ping", "/readyz", "/health", "/startupz", "/health_generate", "/metrics")
 ADMIN: Final = ("/flush_cache", "/abort_request", "/update_weights_from_disk")
 _HEALTH: Final = ("/readyz", "/health", "/startupz")
@@ -61,7 +65,12 @@ _HEALTH: Final = ("/readyz", "/health", "/startupz")
 
 def document() -> dict[str, Any]:
     """OpenAPI 3.1."""
-    models: list[type[BaseModel]] = [answers.Error, *(m for _, body, answer, _ in POSTS for m in (body, answer)), *(a for _, a, _ in GETS if a)]
+    models: list[type[BaseModel]] = [
+        answers.Error,
+        *STREAMED.values(),
+        *(m for _, body, answer, _ in POSTS for m in (body, answer)),
+        *(a for _, a, _ in GETS if a),
+    ]
     _, schemas = models_json_schema([(model, "validation") for model in dict.fromkeys(models)], ref_template=_REF)
     paths = {path: {"post": _post(path, body, answer, summary)} for path, body, answer, summary in POSTS}
     for path, gives, summary in GETS:
@@ -92,9 +101,17 @@ def _post(path: str, body: type[BaseModel], answer: type[BaseModel], summary: st
         "summary": summary,
         "operationId": path.strip("/").replace("/", "_"),
         "requestBody": {"required": path != "/flush_cache", "content": _json(body)},
-        "responses": {"200": {"description": done, "content": {**one, **(_SSE if path in STREAMED else {})}}, **_errors(path, post=True)},
+        "responses": {"200": {"description": done, "content": {**one, **_events(path)}}, **_errors(path, post=True)},
         **_security(path),
     }
+
+
+def _events(path: str) -> dict[str, Any]:
+    """The schema is that of the data of each event but `[DONE]`; an error is one of the two."""
+    if path not in STREAMED:
+        return {}
+    kinds = [{"$ref": _REF.format(model=model.__name__)} for model in (STREAMED[path], answers.Error)]
+    return {"text/event-stream": {"schema": {"anyOf": kinds}}}
 
 
 def _get(path: str, answer: type[BaseModel] | None, summary: str) -> dict[str, Any]:
