@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,11 @@ class Context:
     def note(self, text: str) -> None:
         """Something for people, beside the data."""
         print(text, file=sys.stderr)
+
+    def note_none(self, rows: Sized) -> None:
+        """Say of a table without rows that this is the answer."""
+        if not rows:
+            self.note("none")
 
     def wait(self, what: str, check: Callable[[], bool], limit: float) -> None:
         """Poll until `check` is true. Raises CtlError (124)."""

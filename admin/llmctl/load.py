@@ -26,7 +26,11 @@ _LINE: Final = 1 << 20
 
 
 class LoadError(Exception):
-    """The server refused a request or broke off; the message says which."""
+    """The server refused a request or broke off; the message says which. `status`: of its answer, 0 where there was none."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ async def models(target: Target) -> list[str]:
     finally:
         connection.close()
     if status != 200:
-        raise LoadError(f"{target.url}: HTTP {status}: {body[:200].decode(errors='replace')}")
+        raise LoadError(f"{target.url}: HTTP {status}: {body[:200].decode(errors='replace')}", status)
     return [str(model["id"]) for model in json.loads(body)["data"]]
 
 

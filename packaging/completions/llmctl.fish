@@ -23,7 +23,7 @@ complete -c llmctl -n __fish_use_subcommand -a requests -d 'requests in flight w
 complete -c llmctl -n '__fish_seen_subcommand_from requests' -s w -l watch -x -d 'show it again every 2 seconds, or every TIME'
 complete -c llmctl -n '__fish_seen_subcommand_from requests' -l sort -x -a 'age tokens rate pages prompt' -d 'by what; default age'
 complete -c llmctl -n '__fish_seen_subcommand_from requests' -l phase -x -a 'submitted waiting prefill decode held' -d 'only these'
-complete -c llmctl -n '__fish_seen_subcommand_from requests' -l client-id -x -d 'only those with this X-Request-Id'
+complete -c llmctl -n '__fish_seen_subcommand_from requests' -l client-id -x -d 'only those whose client sent this X-Request-Id'
 complete -c llmctl -n '__fish_seen_subcommand_from requests' -s n -l lines -x -d 'how many; default 50'
 complete -c llmctl -n __fish_use_subcommand -a kv -d 'KV cache pages, hit rate, biggest prefixes, who holds most'
 complete -c llmctl -n '__fish_seen_subcommand_from kv' -s w -l watch -x -d 'show it again every 2 seconds, or every TIME'

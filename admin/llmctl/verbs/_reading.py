@@ -34,7 +34,7 @@ READING: Final[dict[str, Verb]] = {
             _WATCH,
             arg("--sort", help="by what; default: age", choices=("age", "tokens", "rate", "pages", "prompt"), default="age"),
             arg("--phase", help="only these", choices=("submitted", "waiting", "prefill", "decode", "held")),
-            arg("--client-id", help="only those with this X-Request-Id", metavar="X"),
+            arg("--client-id", help="only those whose client sent this X-Request-Id", metavar="X"),
             _LINES,
         ),
         examples=(("requests", "what is running and who is slow"), ("requests --sort pages", "who holds the KV cache")),

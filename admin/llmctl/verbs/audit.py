@@ -22,6 +22,7 @@ def run(context: Context) -> int:
         return exits.OK
     columns = ["TIME", "USER", "VERB", "RESULT", "PARAMETERS", "REASON", *(["PID", "OPERATION"] if context.out.is_wide else [])]
     context.out.table(columns, [_row(line, context.out.is_wide) for line in shown])
+    context.note_none(shown)
     return exits.OK
 
 

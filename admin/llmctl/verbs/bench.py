@@ -21,6 +21,9 @@ from llmctl.context import Context
 from llmctl.exits import CtlError
 from llmctl.load import WORKS, LoadError, Result, Target, Work
 
+#: What to do where a server has keys.
+KEY_HINT = "give its key with --api-key-file FILE or in $OPENAI_API_KEY"
+
 
 def run(context: Context) -> int:
     rows = _rows(context)
@@ -35,7 +38,8 @@ def _measure(target: Target, work: Work, streams: int, requests: int, seed: int)
     """One run. Raises CtlError when the server refuses everything."""
     result = asyncio.run(load.run(target, work, load.prompts(work, requests, seed), streams))
     if len(result.errors) == len(result.samples):
-        raise CtlError(exits.FAILED, f"every request failed; the first: {result.errors[0]}")
+        refused = result.errors[0].startswith(("HTTP 401", "HTTP 403"))
+        raise CtlError(exits.PERMISSION if refused else exits.FAILED, f"every request failed; the first: {result.errors[0]}", KEY_HINT if refused else "")
     return result
 
 
@@ -87,4 +91,6 @@ def _target(context: Context) -> Target:
         target = Target(url, options.model or "", key)
         return target if target.model else replace(target, model=asyncio.run(load.models(target))[0])
     except (LoadError, KeyError, IndexError) as error:
+        if isinstance(error, LoadError) and error.status in (401, 403):
+            raise CtlError(exits.PERMISSION, f"{url} wants {'another' if key else 'a'} key: {error}", KEY_HINT) from None
         raise CtlError(exits.FAILED, f"{url} does not say what it serves: {error}", "give --model") from None

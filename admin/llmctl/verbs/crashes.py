@@ -24,6 +24,7 @@ def run(context: Context) -> int:
         return exits.OK
     columns = ["ID", "TIME", "PROCESS", "HOW", "WHY", "DOING", "UPTIME", *(["EPOCH", "PID", "WEIGHTS"] if context.out.is_wide else [])]
     context.out.table(columns, [_row(record, context.out.is_wide) for record in records])
+    context.note_none(records)
     return exits.OK
 
 

@@ -32,10 +32,18 @@ def _show(context: Context) -> int:
     columns = ["RID", "CLIENT ID", "PHASE", "AGE", "PROMPT", "TOKENS", "TOK/S", "SILENT", "PAGES"]
     columns += ["QUEUED", "FIRST TOKEN", "CACHED", "LIMIT", "PRIORITY", "FRONTEND", "RANK"] if wide else []
     context.out.table(columns, [_row(row, wide) for row in shown], frozenset(columns[3:]))
+    context.note_none(shown)
     total = answer.get("total", len(rows))
     if total > len(shown):
-        context.note(f"{len(shown)} of {counted(total, 'request')}; -n N shows more")
+        context.note(f"{len(shown)} of {counted(total, 'request')}{_rest(options, len(rows) > len(shown))}")
     return exits.OK
+
+
+def _rest(options: Any, cut: bool) -> str:
+    """Why the others are not shown."""
+    chosen = [f"{name} {value}" for name, value in (("--phase", options.phase), ("--client-id", options.client_id)) if value is not None]
+    why = f"; the others are not {' '.join(chosen)}" if chosen and not cut else "; -n N shows more"
+    return f"{why} (CLIENT ID is the X-Request-Id that the client sent)" if options.client_id is not None and not cut else why
 
 
 def _wanted(options: Any, row: dict[str, Any]) -> bool:

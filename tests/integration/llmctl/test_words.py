@@ -1,0 +1,69 @@
+"""What llmctl says beside its data: where there is nothing, where a filter hides some, where a server wants a key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.integration.llmctl.fake import Fake, serving
+from tests.integration.llmctl.test_reading import ROW, ctl
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    with serving(tmp_path) as served:
+        yield served
+
+
+@pytest.fixture
+def locked() -> Iterator[str]:
+    """The URL of a server that answers everything with 401."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("verb", ["crashes", "audit", "requests"])
+def test_an_empty_list_says_none(fake: Fake, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answers[f"/v1/{verb}"] = (200, {verb: []})
+    assert ctl(fake, verb) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 and shown.err == "none\n"
+    assert ctl(fake, verb, "-o", "json") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_requests_say_what_a_filter_hides(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answers["/v1/requests"] = (200, {"requests": [ROW, {**ROW, "rid": "cmpl-2"}], "total": 2})
+    assert ctl(fake, "requests", "--client-id", "job-8") == 0
+    said = capsys.readouterr().err
+    assert said.startswith("none\n0 of 2 requests; the others are not --client-id job-8") and "X-Request-Id" in said and "-n N" not in said
+    assert ctl(fake, "requests", "--client-id", "job-7", "-n", "1") == 0
+    assert "1 of 2 requests; -n N shows more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "m"]])
+def test_bench_says_how_to_give_a_key(locked: str, model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(tmp_path, "bench", locked, *model, "--streams", "1") == 77
+    said = capsys.readouterr().err
+    assert "--api-key-file" in said and "$OPENAI_API_KEY" in said
