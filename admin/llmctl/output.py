@@ -145,8 +145,8 @@ def size(count: Any) -> str:
 
 
 def when(seconds: Any) -> str:
-    """Unix time as local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if isinstance(seconds, int | float) else "-"
+    """Unix time in UTC, as the log and the audit write it: `2026-01-01T00:00:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if isinstance(seconds, int | float) else "-"
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:

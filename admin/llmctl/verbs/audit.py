@@ -1,4 +1,4 @@
-"""Show who changed what, when, why and how it ended, newest first; refused changes too.
+"""Show who changed what, when, why and how it ended, newest first; refused changes too. Times are UTC.
 
 USER is who had logged in (loginuid) where the kernel knows, else whose process it was; both stand in `-o json`. Changes by a signal have no user.
 The file is STATE/audit.jsonl, 8 MiB and four older ones. Where llmd is not running it is read from there, and a note on stderr says so.

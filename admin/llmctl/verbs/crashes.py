@@ -1,7 +1,7 @@
 """Show which processes have ended though nobody wanted it, newest first; with an ID (or its beginning), all that is known of one: stacks, last lines.
 
 The records are STATE/crashes/*.json, the newest 50; they hold no prompts. OOM says that the kernel killed processes for want of memory meanwhile.
-Where llmd is not running they are read from there, and a note on stderr says so.
+Times are UTC. Where llmd is not running they are read from there, and a note on stderr says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _one(context: Context, found: list[dict[str, Any]]) -> int:
     record = found[0]
     for name, value in record.items():
         if not isinstance(value, list):
-            context.out.line(f"{name + ':':18}{value}")
+            context.out.line(f"{name + ':':18}{when(value) if name == 'at' else value}")
     for name in ("last_lines", "stacks"):
         context.out.line(f"{name}:")
         for line in record.get(name) or ["none"]:

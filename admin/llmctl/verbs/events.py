@@ -1,7 +1,7 @@
 """Show what has happened: changes of state, deaths and returns of processes, operations, configuration. `-f` goes on until interrupted.
 
 Each event has a number (SEQ) that never comes again while llmd runs; `--since SEQ` shows those after it. A `gap` says that older ones are forgotten. When the
-connection is lost, `-f` connects again and goes on where it was.
+connection is lost, `-f` connects again and goes on where it was. Times are UTC.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -67,3 +68,21 @@ def test_bench_says_how_to_give_a_key(locked: str, model: list[str], tmp_path: P
     assert ctl(tmp_path, "bench", locked, *model, "--streams", "1") == 77
     said = capsys.readouterr().err
     assert "--api-key-file" in said and "$OPENAI_API_KEY" in said
+
+
+def test_times_are_utc_and_say_so(fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the machine's own zone is another."""
+    at = 1767225600.0
+    fake.answers["/v1/events"] = (200, {"events": [{"seq": 1, "at": at, "kind": "state", "severity": "info", "message": "m", "data": {}}], "last": 1})
+    fake.answers["/v1/crashes"] = (200, {"crashes": [{"id": "c1", "at": at, "process": "scheduler-0", "how": "SIGKILL", "uptime_s": 1.0}]})
+    fake.answers["/v1/audit"] = (200, {"audit": [{"ts": "2026-01-01T00:00:00Z", "uid": 0, "verb": "flush", "result": "succeeded"}]})
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        try:
+            for command in (["events"], ["crashes"], ["crashes", "c1"], ["audit"]):
+                assert ctl(fake, *command) == 0
+                assert "2026-01-01T00:00:00Z" in capsys.readouterr().out, command
+        finally:
+            patch.undo()
+            time.tzset()
