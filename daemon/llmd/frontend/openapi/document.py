@@ -107,11 +107,12 @@ def _post(path: str, body: type[BaseModel], answer: type[BaseModel], summary: st
 
 
 def _events(path: str) -> dict[str, Any]:
-    """The schema is that of the data of each event but `[DONE]`; an error is one of the two."""
+    """An event as OpenAPI 3.2 describes one: its data is text, and that text JSON, but for the `[DONE]` of the last. An error is one kind of it."""
     if path not in STREAMED:
         return {}
     kinds = [{"$ref": _REF.format(model=model.__name__)} for model in (STREAMED[path], answers.Error)]
-    return {"text/event-stream": {"schema": {"anyOf": kinds}}}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    return {"text/event-stream": {"schema": {"type": "object", "required": ["data"], "properties": {"data": data}}}}
 
 
 def _get(path: str, answer: type[BaseModel] | None, summary: str) -> dict[str, Any]:
