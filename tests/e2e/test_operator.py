@@ -80,6 +80,8 @@ def test_every_verb_that_reads_answers_in_every_form(daemon: Daemon) -> None:
     report = daemon.directory / "report.tar.gz"
     ctl(daemon, "report", "--output-file", str(report))
     assert report.stat().st_size > 1000
+    lock = json.loads((daemon.run_dir / "llmd.lock").read_text())
+    assert lock["state_dir"] == str(daemon.directory / "state"), "llmctl finds crashes and audit there when llmd is gone"
 
 
 def questions() -> list[list[str]]:
