@@ -92,6 +92,16 @@ def test_a_client_that_hangs_up_frees_its_slot(daemon: Daemon) -> None:
     assert daemon.metric("llmd_generation_tokens_total") == tokens
 
 
+def test_tokens_of_a_stream_count_as_they_come(daemon: Daemon) -> None:
+    before = daemon.metric("llmd_generation_tokens_total")
+    body = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=30) as response:
+        next(response.iter_lines())
+        wait_for("they count while it runs", lambda: daemon.metric("llmd_generation_tokens_total") > before and daemon.requests() == (1, 0), 10)
+        wait_for("status shows them", lambda: daemon.status()["throughput"]["generation_tokens_s"] > 0, 10)
+    wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 5)
+
+
 def test_nothing_leaks(daemon: Daemon) -> None:
     daemon.text("some prompt", max_tokens=40)
     flushed = wait_for("flush succeeds", lambda: (r := daemon.admin("POST", "/v1/flush")).status_code == 200 and r, 5)

@@ -82,7 +82,7 @@ class Job:
         if generation is not None:
             self._side.manager.release(generation, "aborted")
             meter.inc("llmd_prompt_tokens_total", sum(len(state.request.input_ids) for state in generation.choices))
-            meter.inc("llmd_generation_tokens_total", sum(len(state.output_ids) for state in generation.choices))
+            meter.inc("llmd_generation_tokens_total", sum(len(state.output_ids) for state in generation.choices) - generation.counted)
         meter.inc("llmd_requests_total", endpoint=ENDPOINT, outcome=self._outcome(error))
         self._open.__exit__(None, None, None)
         self._open = None

@@ -387,6 +387,9 @@ class Flights:
         elif tokens:
             self._meter.observe("llmd_inter_token_latency_seconds", (now - state.last_at) / tokens)
         state.last_at = now
+        if state.generation.streamed:
+            state.generation.counted += tokens
+            self._meter.inc("llmd_generation_tokens_total", tokens)
 
 
 def _rest(chunk: TextChunk, ids: int, chars: int) -> TextChunk:

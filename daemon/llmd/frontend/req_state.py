@@ -174,11 +174,27 @@ class ReqState:
 class Generation:
     """All choices of one HTTP request, and the one handler that waits for them."""
 
-    __slots__ = ("_touched", "_unfinished", "_waiter", "choices", "client_id", "disconnected", "error", "listener", "metered", "names", "rid", "streamed")
+    __slots__ = (
+        "_touched",
+        "_unfinished",
+        "_waiter",
+        "choices",
+        "client_id",
+        "counted",
+        "disconnected",
+        "error",
+        "listener",
+        "metered",
+        "names",
+        "rid",
+        "streamed",
+    )
 
     def __init__(self, rid: str, *, streamed: bool, metered: bool = True, client_id: str = "") -> None:
         """`streamed`: the handler wants every piece; else it is woken when all choices are finished. `client_id`: the client's X-Request-Id."""
         self.rid = rid
+        self.counted = 0
+        """Tokens that the metrics have already: those of a stream count as they come."""
         self.client_id = client_id
         self.names: tuple[str, ...] = ()
         """What its client calls its choices (`rid` of /generate)."""

@@ -92,4 +92,4 @@ def _account(runtime: Runtime, exchange: Exchange, generation: Generation, answe
     exchange.prompt_tokens, exchange.completion_tokens = answer.usage.prompt_tokens, answer.usage.completion_tokens
     if answer.usage.completion_tokens or generation.error is None:
         runtime.meter.inc("llmd_prompt_tokens_total", answer.usage.prompt_tokens)
-    runtime.meter.inc("llmd_generation_tokens_total", answer.usage.completion_tokens)
+    runtime.meter.inc("llmd_generation_tokens_total", max(0, answer.usage.completion_tokens - generation.counted))
