@@ -96,7 +96,8 @@ def test_tokens_of_a_stream_count_as_they_come(daemon: Daemon) -> None:
     before = daemon.metric("llmd_generation_tokens_total")
     body = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=30) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # let go, it would close the stream
+        next(lines)
         wait_for("they count while it runs", lambda: daemon.metric("llmd_generation_tokens_total") > before and daemon.requests() == (1, 0), 10)
         wait_for("status shows them", lambda: daemon.status()["throughput"]["generation_tokens_s"] > 0, 10)
     wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 5)

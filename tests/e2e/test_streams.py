@@ -74,7 +74,8 @@ def test_text_ends_before_the_first_stop_however_it_is_cut(daemon: Daemon, n: in
     wish: dict[str, Any] = asked(path, list(prompt.encode()) if kind == "ids" else prompt) | {"n": n, "max_tokens": 60}
     for stop in (["three"], ["two three f", "two"], ["wo t", "two three"], ["never", "r o"], ["eee", "ee"]):
         whole = echo(prompt, 60)
-        expected = whole[: min(at for s in stop if (at := whole.find(s)) >= 0)]
+        # What is complete first ends the text; of what the same character completes, what began first.
+        expected = whole[: min((at + len(s), at) for s in stop if (at := whole.find(s)) >= 0)[1]]
         answer = httpx.post(daemon.url + path, json=wish | {"stop": stop, "temperature": 0}).json()
         texts = [c["message"]["content"] if path == CHAT else c["text"] for c in answer["choices"]]
         assert texts == [expected] * n

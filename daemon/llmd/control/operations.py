@@ -156,6 +156,8 @@ class Operations:
         if remembered.previous_boot is None:
             if record is not None and record.get("verb") in ENGINE_VERBS and self._core.machine.state != "draining":
                 await drain.resume(self._core)  # it may have been draining
+            if record is not None:
+                await self._audit_interrupted(msgspec.convert(record, Operation))
             if not self._running:
                 remembered.operation = None
             return
@@ -166,6 +168,13 @@ class Operations:
             await self._execute(operation, None)
         except RequestError as error:
             log.error("%s: %s", operation.verb, error.message, extra={"operation_id": operation.id})
+
+    async def _audit_interrupted(self, operation: Operation) -> None:
+        """The line that the control before this one owed: whoever asked has had no answer."""
+        error = RequestError("control was replaced while it ran; what it had begun may have taken effect", code="aborted")
+        self._failed(operation, "failed", error.message, error.code)
+        log.warning("%s: %s", operation.verb, error.message, extra={"operation_id": operation.id})
+        await self._audited(operation.by, operation.verb, operation.params, operation.reason, operation, error)
 
     async def on_hangup(self) -> None:
         """SIGHUP: read the configuration again. Whoever sent it is not known, and reads the outcome in the log."""

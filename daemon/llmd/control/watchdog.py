@@ -16,6 +16,8 @@ from llmd.control.table import Worker
 
 #: Seconds of silence that any process may take while it starts: an import can hold the interpreter that long on a busy machine.
 START_SILENCE = 30.0
+#: The same for the first word of a detokenizer or frontend that replaces another: it loads little, and requests are held for it.
+HELPER_START_SILENCE = 10.0
 
 
 class Verdict(Struct, frozen=True):
@@ -73,9 +75,14 @@ def _never_heard(workers: list[Worker], snapshot: Snapshot, limits: SupervisionA
             continue
         if any(w.name == view.name and w.incarnation > view.incarnation for w in workers):
             continue
-        # One that was up before this control says Hello within a heartbeat; a new one may take its whole start.
-        was_up = view.uptime_s - listening > limits.hang_timeout
-        limit = limit_of(view.role, limits) if was_up else limits.startup_timeout
+        # One that was up before this control says Hello within a heartbeat; one that replaces another has its files in memory, and
+        # may take an import's time; only a first start may take as long as reading from a cold disk does.
+        if view.uptime_s - listening > limits.hang_timeout:
+            limit = limit_of(view.role, limits)
+        elif view.incarnation > 1:
+            limit = min(limits.startup_timeout, START_SILENCE if view.role == "scheduler" else max(HELPER_START_SILENCE, limits.helper_timeout))
+        else:
+            limit = limits.startup_timeout
         waited = min(view.uptime_s, listening)
         if waited > limit:
             verdicts.append(Verdict(view.name, view.role, view.pid, f"has not said a word for {waited:.1f} s"))

@@ -164,7 +164,7 @@ def test_sampling_fields_reach_the_engine(client: openai.OpenAI, shared: Shared)
     client.completions.create(**COMP, temperature=0.5, top_p=0.9, seed=-1, stop=["x", "yy"], **penalties, extra_body=extra)
     request = shared.engine.requests[-1]
     s = request.sampling
-    assert (s.temperature, s.top_p, s.top_k, s.min_p, s.seed) == (0.5, 0.9, 5, 0.1, 2**63 - 1)
+    assert (s.temperature, s.top_p, s.top_k, s.min_p, s.seed) == (0.5, 0.9, 5, 0.1, 2**64 - 1)
     assert (s.ignore_eos, s.min_new_tokens, s.stop_token_ids, s.max_new_tokens) == (True, 2, (7,), 8)
     assert (s.presence_penalty, s.frequency_penalty, s.repetition_penalty) == (2.0, -2.0, 1.5)
     assert s.logit_bias == ((5, -100.0), (0, 0.5))

@@ -9,7 +9,7 @@ import pytest
 from llmd.config.server_args import SupervisionArgs
 from llmd.control.snapshot import ProcessView, Snapshot
 from llmd.control.table import Worker
-from llmd.control.watchdog import START_SILENCE, Verdict, judge
+from llmd.control.watchdog import HELPER_START_SILENCE, START_SILENCE, Verdict, judge
 
 NOW = 1000.0
 LIMITS = SupervisionArgs(hang_timeout=30.0, helper_timeout=5.0, startup_timeout=600.0)
@@ -71,6 +71,14 @@ def test_a_stopped_detokenizer_is_named_and_the_scheduler_blocked_on_it_is_not()
 def test_a_process_that_never_says_hello_has_the_whole_start() -> None:
     assert verdicts(picture=snapshot(uptime_s=599.0)) == []
     assert [v.pid for v in verdicts(picture=snapshot(uptime_s=601.0))] == [7]
+
+
+@pytest.mark.parametrize(("role", "limit"), [("scheduler", START_SILENCE), ("detokenizer", HELPER_START_SILENCE), ("frontend", HELPER_START_SILENCE)])
+def test_one_that_replaces_another_and_never_says_hello_is_found_while_requests_are_held(role: str, limit: float) -> None:
+    facts = {"role": role, "name": f"{role}-0", "incarnation": 2}
+    assert verdicts(picture=snapshot(uptime_s=limit - 1, **facts)) == []
+    assert [v.name for v in verdicts(picture=snapshot(uptime_s=limit + 1, **facts))] == [f"{role}-0"]
+    assert limit < LIMITS.hold_timeout
 
 
 def test_one_that_was_up_before_this_control_must_speak_soon() -> None:
