@@ -16,9 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from llmctl.load import WORKS, Result, Target, prompts, run
@@ -65,13 +67,28 @@ def ours(daemon: Daemon) -> tuple[Rates, Result]:
     widest: Result | None = None
     measure(target, "short", 2, 0)
     for work, streams, seeds in plan():
+        before, began = cpu_seconds(daemon), time.perf_counter()
         rounds = [measure(target, work, streams, seed) for seed in seeds]
+        wall = (time.perf_counter() - began) * (os.cpu_count() or 1)
+        used = {role: (after - before[role]) / wall for role, after in cpu_seconds(daemon).items()}
         rates[work, streams] = [tokens_of(work, streams) / result.seconds for result in rounds]
         if work == "short":
             widest = rounds[-1]
-        print(f"  llmd {work:<7}{streams:3d} streams: {statistics.median(rates[work, streams]):7.1f} tokens/s", flush=True)
+        print(f"  llmd {work:<7}{streams:3d} streams: {statistics.median(rates[work, streams]):7.1f} tokens/s; of all cores {shares(used)}", flush=True)
     assert widest is not None
     return rates, widest
+
+
+def cpu_seconds(daemon: Daemon) -> dict[str, float]:
+    """CPU seconds of each process so far, and of this one, which is the client."""
+    times = {process["role"]: sum(psutil.Process(process["pid"]).cpu_times()[:2]) for process in daemon.status()["processes"]}
+    return times | {"client": sum(psutil.Process().cpu_times()[:2])}
+
+
+def shares(used: dict[str, float]) -> str:
+    """What each process had of all cores, and what nobody had."""
+    rest = max(0.0, 1 - sum(used.values()))
+    return ", ".join(f"{role} {share:.0%}" for role, share in [*sorted(used.items(), key=lambda item: -item[1]), ("idle and others", rest)] if share >= 0.005)
 
 
 def measure(target: Target, work: str, streams: int, seed: int) -> Result:
