@@ -68,6 +68,7 @@ class World:
         self.control.bind(self.ports.control)
         self.last: dict[type, Any] = {}
         self.process: subprocess.Popen[bytes] | None = None
+        self.incarnation = 1
 
     def start(self, incarnation: int = 1) -> subprocess.Popen[bytes]:
         """Start the process and wait until it is ready."""
@@ -76,9 +77,9 @@ class World:
         if self.failpoints:
             env["LLMD_FAILPOINTS"] = self.failpoints
         self.last.clear()
+        self.incarnation = incarnation
         self.process = subprocess.Popen(spec.argv, env=env)
         wait_for("Ready of the detokenizer", lambda: self.hear() and {Hello, Ready} <= self.last.keys(), 20)
-        assert self.last[Hello].incarnation == incarnation
         return self.process
 
     def hear(self) -> bool:
@@ -88,6 +89,9 @@ class World:
             while True:
                 self.identity, frame = self.control.recv_multipart(zmq.NOBLOCK)
                 message = decoder.decode(frame)
+                stale = isinstance(message, Hello) and message.incarnation != self.incarnation
+                if stale or (isinstance(message, Ready) and Hello not in self.last):
+                    continue  # the last words of one that was killed
                 self.last[type(message)] = message
                 if isinstance(message, Heartbeat) and not {Hello, Ready} <= self.last.keys():
                     self.control.send_multipart([self.identity, encode(Command(id=0, verb="hello"))])

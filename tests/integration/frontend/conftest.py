@@ -268,6 +268,10 @@ class FakeControl(threading.Thread):
         """A counter of the last heartbeat."""
         return self.beats[-1].totals.counters.get(name, 0.0) if self.beats else 0.0
 
+    def gauge(self, name: str) -> float | None:
+        """As the last heartbeat says, if there was one."""
+        return self.beats[-1].totals.gauges.get(name) if self.beats else None
+
 
 def picture(**changes: Any) -> Publish:
     base = Publish(

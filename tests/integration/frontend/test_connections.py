@@ -56,7 +56,7 @@ def test_a_disconnect_aborts(world: World, stream: bool) -> None:
     assert abort.rid == world.engine.requests[0].rid
     assert abort.code == "client_disconnect"
     wait_for(lambda: world.outcomes() == {"client_disconnect": 1}, 2)
-    assert world.control.beats[-1].totals.gauges["llmd_frontend_inflight"] == 0
+    assert world.control.gauge("llmd_frontend_inflight") == 0
 
 
 def test_a_disconnect_aborts_every_choice(world: World) -> None:
@@ -157,7 +157,7 @@ def test_a_client_that_stops_reading_is_cut(make_world: Callable[..., World]) ->
     answer = httpx.post(world.url + "/v1/completions", json={"model": "toy", "prompt": "fast", "max_tokens": 100})
     assert answer.json()["choices"][0]["text"] == "x" * 100
     wait_for(lambda: world.outcomes().get("slow_client") == 1, 8)
-    wait_for(lambda: world.control.beats[-1].totals.gauges["llmd_frontend_inflight"] == 0, 3)
+    wait_for(lambda: world.control.gauge("llmd_frontend_inflight") == 0, 3)
     raw.close()
     assert "Exception" not in world.stderr
 

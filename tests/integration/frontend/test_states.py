@@ -107,7 +107,7 @@ def test_a_restarted_frontend_waits_for_its_first_picture(make_world: Callable[.
     world = make_world(incarnation=2, supervision={"control_timeout": 0.1})
     assert world.control.ready.wait(10)
     request = Background(world, max_tokens=5)
-    wait_for(lambda: world.control.beats[-1].totals.gauges.get("llmd_requests_held") == 1, 5)
+    wait_for(lambda: world.control.gauge("llmd_requests_held") == 1, 5)
     time.sleep(0.3)  # control may be away for longer than its timeout
     world.control.publish()
     assert request.result().status_code == 200
@@ -279,14 +279,14 @@ def test_while_the_engine_is_away_new_requests_wait_for_it(world: World) -> None
     assert httpx.get(world.url + "/readyz").json()["reason"] == "scheduler 0 died (SIGKILL)"
     assert httpx.get(world.url + "/livez").status_code == 200
     held = [Background(world, max_tokens=5, stream=stream) for stream in (True, False)]
-    wait_for(lambda: world.control.beats[-1].totals.gauges.get("llmd_requests_held") == 2, 5)
+    wait_for(lambda: world.control.gauge("llmd_requests_held") == 2, 5)
     world.new_engine(2)
     world.control.publish(state="recovering", engine_up=False, epoch=2)
     world.control.publish(state="ready", engine_up=True, epoch=2)
     assert [request.result().status_code for request in held] == [200, 200]
     assert held[1].result().json()["choices"][0]["text"] == "hello"
     assert not any(request.resumed for request in world.engine.requests)
-    wait_for(lambda: world.control.beats[-1].totals.gauges["llmd_requests_held"] == 0, 5)
+    wait_for(lambda: world.control.gauge("llmd_requests_held") == 0, 5)
 
 
 def test_nobody_is_held_for_longer_than_the_hold_timeout(make_world: Callable[..., World]) -> None:
@@ -323,7 +323,7 @@ def test_a_client_that_leaves_while_it_is_held_is_forgotten(world: World) -> Non
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(world.url + "/v1/completions", json=COMP, timeout=0.5)
     wait_for(lambda: world.outcomes() == {"client_disconnect": 1}, 5)
-    assert world.control.beats[-1].totals.gauges["llmd_frontend_inflight"] == 0
+    assert world.control.gauge("llmd_frontend_inflight") == 0
 
 
 def test_a_scheduler_that_never_takes_a_request_is_an_error_too(make_world: Callable[..., World]) -> None:
@@ -363,7 +363,7 @@ def test_draining_refuses_new_work_and_finishes_the_old(world: World, by: str) -
     kept.close()
     assert old.events[-1] == "[DONE]"
     assert json.loads(old.events[-2])["choices"][0]["finish_reason"] == "stop"
-    wait_for(lambda: world.control.beats[-1].totals.gauges["llmd_frontend_inflight"] == 0, 2)
+    wait_for(lambda: world.control.gauge("llmd_frontend_inflight") == 0, 2)
     if by == "command":
         assert world.control.command("resume").ok
         assert comp(world, max_tokens=5).status_code == 200
