@@ -236,8 +236,8 @@ def unexplained(seen: Observed, faults: list[Fault]) -> list[str]:
     return [what for port, what in seen.broken if port not in lost]
 
 
-def chaos(directory: Path, model: str, seconds: float, every: tuple[float, float], seed: int) -> None:
-    with Daemon(directory, config={**CONFIG, "model": {"path": model, "dtype": "float32"}}).start() as daemon:
+def chaos(directory: Path, model: dict[str, Any], seconds: float, every: tuple[float, float], seed: int) -> None:
+    with Daemon(directory, config={**CONFIG, "model": model}).start(timeout=300) as daemon:
         settled = len(daemon.children())
         before = descriptors(daemon)
         rss = memory(daemon)
@@ -258,11 +258,17 @@ def chaos(directory: Path, model: str, seconds: float, every: tuple[float, float
         assert daemon.stop() == 0
 
 
+def tiny(directory: Path) -> dict[str, Any]:
+    return {"path": str(random_llama(directory / "model")), "dtype": "float32"}
+
+
 def test_half_a_minute_of_chaos(tmp_path: Path) -> None:
-    chaos(tmp_path, str(random_llama(tmp_path / "model")), 30, (1.5, 4.0), seed=1)
+    chaos(tmp_path, tiny(tmp_path), 30, (1.5, 4.0), seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_three_minutes_of_chaos(tmp_path: Path) -> None:
-    chaos(tmp_path, str(random_llama(tmp_path / "model")), 180, (5.0, 10.0), seed=int(os.environ.get("LLMD_TEST_SEED", "2")))
+@pytest.mark.parametrize("model", ["tiny", "embedded"])
+def test_three_minutes_of_chaos(tmp_path: Path, model: str) -> None:
+    """`embedded`: the model that llmd brings, as it is served when nothing is configured."""
+    chaos(tmp_path, tiny(tmp_path) if model == "tiny" else {}, 180, (5.0, 10.0), seed=int(os.environ.get("LLMD_TEST_SEED", "2")))
