@@ -61,6 +61,7 @@ def test_scripts_of_sglang_find_the_administrative_verbs(daemon: Daemon) -> None
     assert answer.json()["success"] is True
     line = json.loads((daemon.directory / "state" / "audit.jsonl").read_text().splitlines()[-1])
     assert line["verb"] == "flush" and "/flush_cache" in line["reason"]
+    assert (line["key"], line["address"], line["uid"]) == ("admin", "127.0.0.1", None), "who asked, not the frontend that passed it on"
     assert httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {USER}"}, timeout=30).status_code == 403
     assert httpx.head(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30).status_code == 405
     answer = httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30)

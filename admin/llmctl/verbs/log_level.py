@@ -10,7 +10,6 @@ from llmctl.context import Context
 
 def run(context: Context) -> int:
     options = context.options
-    level = None if options.level == "default" else options.level
-    reply = context.change("/v1/log-level", {"level": level, "process": options.process})
+    reply = context.change("/v1/log-level", {"level": options.level, "process": options.process})
     data = (reply or {}).get("data") or {}
     return context.report(reply, f"{data.get('level')}: {', '.join(data.get('processes') or [])}")

@@ -198,11 +198,14 @@ def bare_host(host: str) -> str:
 
 
 def _not_yet(args: ServerArgs, key: str) -> str | None:
+    from llmd.config.show import redact_url
+
     rule, value = NOT_YET[key], value_of(args, key)
     works = rule.works or (FIELDS[key].default,)
     if value in works:
         return None
-    return f"{key}: {value!r} needs {rule.what}, which this version does not have; use {' or '.join(map(_word, works))}"
+    shown = redact_url(value) if isinstance(value, str) and "://" in value else value
+    return f"{key}: {shown!r} needs {rule.what}, which this version does not have; use {' or '.join(map(_word, works))}"
 
 
 def _word(value: Any) -> str:

@@ -9,14 +9,12 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from llmd.control.peer import Peer
 from llmd.observability.files import open_append
 
 log = logging.getLogger(__name__)
@@ -30,30 +28,6 @@ OLDER = 4
 
 #: Bytes that a reader looks at, from the end.
 READ_BYTES = 2**20
-
-
-def line(peer: Peer, verb: str, params: dict[str, Any], reason: str, result: str, code: str | None, operation_id: str | None) -> bytes:
-    """One audit line."""
-    return (
-        msgspec.json.encode(
-            {
-                "ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "uid": peer.uid,
-                "gid": peer.gid,
-                "pid": peer.pid,
-                "loginuid": peer.loginuid,
-                "key": peer.key,
-                "address": peer.address,
-                "verb": verb,
-                "params": params,
-                "reason": reason,
-                "result": result,
-                "code": code,
-                "operation_id": operation_id,
-            }
-        )
-        + b"\n"
-    )
 
 
 class AuditFile:

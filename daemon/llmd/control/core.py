@@ -95,6 +95,11 @@ class Core:
         return [w for w in self.table.role(role) if w.ready]
 
     @property
+    def frontend_pids(self) -> frozenset[int]:
+        """Of our own children only, as the supervisor knows them: what embeds llmd is a caller like any other."""
+        return frozenset(view.pid for view in self.snapshot.processes if view.role == "frontend" and view.pid) if self.snapshot else frozenset()
+
+    @property
     def epoch(self) -> int:
         """The engine's epoch: the supervisor's, or a newer one that a rank has brought."""
         ranks = [w.epoch for w in self.table.role("scheduler")]

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from llmd.control.channel import RankReply
+from llmd.control.effects import Effect
 from llmd.control.peer import Peer
 from llmd.errors import RequestError
 
@@ -32,6 +33,8 @@ class Operation(Struct, kw_only=True):
     plan: dict[str, Any] | None = None
     results: list[RankReply] = []
     """One a rank."""
+    changes: list[Effect] = []
+    """What it has changed; where it failed, what it was to change."""
     outcome: Literal["known", "unknown"] = "known"
     """Whether it is known what was carried out."""
     message: str = ""

@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
-from llmd.control import audit, config_reload, drain, plans, reload, verbs
+from llmd.control import audit, audit_line, config_reload, drain, plans, reload, verbs
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
+from llmd.control.effects import Effect, effects, facts
 from llmd.control.events import Severity
 from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, refusal, remembered, replay
 from llmd.control.params import convert
@@ -126,7 +127,7 @@ class Operations:
         except asyncio.CancelledError:
             why = self._ended.pop(task, "")
             ended = RequestError(why or "control ends", code="aborted")
-            self.audit.append(self._line(peer, verb, raw, reason, operation, ended))
+            self.audit.append(audit_line.line(peer, verb, raw, reason, operation, ended))
             if not why:
                 raise
             raise OperationFailed(ended, operation) from None
@@ -220,6 +221,7 @@ class Operations:
         self._remember()
         log.info("%s begins", operation.verb, extra={"operation_id": operation.id})
         self._tell(operation, f"{operation.verb} begins")
+        before = facts(self._core, operation.verb)
         try:
             await self._dispatch(operation, params)
             operation.state = "succeeded"
@@ -245,6 +247,7 @@ class Operations:
             raise
         finally:
             operation.finished_at = time.time()
+            operation.changes += effects(before, facts(self._core, operation.verb))
             self._running.remove(operation)
             self._remember()
             self._core.ledger.inc("llmd_operations_total", verb=operation.verb, result=operation.state)
@@ -259,6 +262,7 @@ class Operations:
         made = await plans.PLAN[operation.verb](self._core, params) if params is not None else None
         if made is not None:
             operation.plan = made.shown()
+            operation.changes = [Effect(change["key"], change["before"], change["after"]) for change in made.changes]
             if made.refused is not None:
                 raise refusal(made.refused)
         if operation.verb == "config/reload":
@@ -272,7 +276,15 @@ class Operations:
         severity: Severity = "error" if operation.over and operation.state != "succeeded" else "info"
         by = operation.by.loginuid if operation.by.loginuid is not None else operation.by.uid
         self._core.events.emit(
-            "operation", what, severity=severity, operation_id=operation.id, verb=operation.verb, state=operation.state, uid=by, reason=operation.reason
+            "operation",
+            what,
+            severity=severity,
+            operation_id=operation.id,
+            verb=operation.verb,
+            state=operation.state,
+            uid=by,
+            key=operation.by.key,
+            reason=operation.reason,
         )
 
     @staticmethod
@@ -295,7 +307,7 @@ class Operations:
         return RequestError(_text_of(error), code="internal_error")
 
     async def _audited(self, peer: Peer, verb: str, raw: dict[str, Any], reason: str, operation: Operation | None, error: RequestError | None) -> None:
-        data = self._line(peer, verb, raw, reason, operation, error)
+        data = audit_line.line(peer, verb, raw, reason, operation, error)
         await asyncio.get_running_loop().run_in_executor(None, self.audit.append, data)
         if self.audit.owes and not self._paying:
             self._paying = True
@@ -307,11 +319,6 @@ class Operations:
             await asyncio.sleep(RETRY_AUDIT)
             await asyncio.get_running_loop().run_in_executor(None, self.audit.append)
         self._paying = False
-
-    @staticmethod
-    def _line(peer: Peer, verb: str, raw: dict[str, Any], reason: str, operation: Operation | None, error: RequestError | None) -> bytes:
-        result = operation.state if operation else "refused"
-        return audit.line(peer, verb, raw, reason, result, error.code if error else None, operation.id if operation else None)
 
 
 def _text_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ _NO_LOGIN = 2**32 - 1
 #: Where the scope of a request over TCP says whose key came with it.
 KEY = "llmd.key"
 
+#: Headers in which a frontend that passes a call on says whose key it came with, and from where.
+PASSED_KEY, PASSED_ADDRESS = b"x-llmd-passed-key", b"x-llmd-passed-address"
+
 
 class Peer(Struct, frozen=True):
-    """The caller: a process of this machine, or who has a key and came over TCP from `address`. All None: a signal, or nobody knows."""
+    """The caller: a process of this machine, or who has the key of the name `key` and came over TCP from `address`. All None: a signal, or nobody knows."""
 
     uid: int | None = None
     gid: int | None = None
@@ -54,6 +58,19 @@ def of(scope: Any) -> Peer:
     except (KeyError, TypeError, ValueError, IndexError):
         return Peer()
     return Peer(uid, gid, pid, _loginuid(pid))
+
+
+def passed_on(scope: Any, frontends: Container[int]) -> Peer:
+    """The peer of a request's scope; where that is one of our `frontends` (pids), for whom it speaks. Nobody else is believed that."""
+    caller = of(scope)
+    headers = dict(scope["headers"])
+    if caller.pid not in frontends or PASSED_KEY not in headers:
+        return caller
+    return Peer(key=_text(headers[PASSED_KEY]), address=_text(headers.get(PASSED_ADDRESS, b"")) or None)
+
+
+def _text(header: bytes) -> str:
+    return header.decode("latin-1")[:128]
 
 
 def _loginuid(pid: int) -> int | None:

@@ -20,6 +20,7 @@ from llmd.control.verbs import (
     named_processes,
     refuse_unless_begun,
     refuse_unless_up,
+    wanted_level,
 )
 from llmd.errors import RequestError
 
@@ -76,7 +77,7 @@ async def restart(core: Core, params: RestartParams) -> Plan:
 
 async def log_level(core: Core, params: LogLevelParams) -> Plan:
     names = named_processes(core, params.process)
-    return Plan(steps=[f"log from {params.level or core.boot.args.observability.log_level} on in {', '.join(names)}"], details={"processes": names})
+    return Plan(steps=[f"log from {wanted_level(core, params)} on in {', '.join(names)}"], details={"processes": names})
 
 
 async def lora(core: Core, params: LoraParams) -> Plan:

@@ -137,7 +137,7 @@ def _add_changes(app: FastAPI, core: Core, operations: Operations) -> None:
         if key is not None and not (0 < len(key) <= MAX_KEY and key.isprintable()):
             raise RequestError(f"Idempotency-Key: not 1 to {MAX_KEY} printable characters", param="Idempotency-Key")
         begun: asyncio.Future[Operation] = asyncio.get_running_loop().create_future()
-        work = asyncio.ensure_future(operations.run(verb, raw, peer.of(request.scope), reason, key, begun))
+        work = asyncio.ensure_future(operations.run(verb, raw, peer.passed_on(request.scope, core.frontend_pids), reason, key, begun))
         if not wait:
             return await _begun(work, begun)
         if verb in WAITING_VERBS:

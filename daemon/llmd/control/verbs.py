@@ -81,9 +81,9 @@ class ReloadParams(_Params, frozen=True):
 class LogLevelParams(_Params, frozen=True):
     """Set the least severe level that is logged, of all processes, those of a role (`scheduler`), or one (`scheduler-0`), until they restart.
 
-    Without `level`: what the configuration says."""
+    Without `level`, or with `default`: what the configuration says."""
 
-    level: Literal["debug", "info", "warning", "error"] | None = None
+    level: Literal["debug", "info", "warning", "error", "default"] | None = None
     process: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
@@ -223,12 +223,17 @@ async def restart(core: Core, params: RestartParams, keep: Keep) -> dict[str, An
     return {"epoch": core.epoch}
 
 
+def wanted_level(core: Core, params: LogLevelParams) -> str:
+    """The level that is asked for, be it the configured one."""
+    return params.level if params.level not in (None, "default") else core.boot.args.observability.log_level
+
+
 async def log_level(core: Core, params: LogLevelParams, keep: Keep) -> dict[str, Any]:
     """Tell each process, and remember it for those that start later."""
-    level, names = params.level or core.boot.args.observability.log_level, named_processes(core, params.process)
+    level, names = wanted_level(core, params), named_processes(core, params.process)
     for name in names:
         core.remembered.log_levels.pop(name, None)
-        if params.level is not None:
+        if params.level not in (None, "default"):
             core.remembered.log_levels[name] = level
     replies = await core.channel.command([w for w in core.table if w.name in names], "log_level", {"level": level}, within=REPLY_TIMEOUT)
     if "control-0" in names:

@@ -125,10 +125,30 @@ def test_audit_names_people(fake: Fake, capsys: pytest.CaptureFixture[str]) -> N
     fake.answers["/v1/audit"] = (200, {"audit": [line, {**line, "verb": "stop", "loginuid": 4294967290}]})
     assert ctl(fake, "audit") == 0
     rows = capsys.readouterr().out.splitlines()
-    assert rows[1].split() == ["2026-01-01T00:00:00Z", "root", "flush", "failed", "(busy)", "timeout_s=3", "nightly"]
+    assert rows[1].split() == ["2026-01-01T00:00:00Z", "root", "flush", "failed", "(busy)", "nightly", "timeout_s=3"]
     assert "4294967290" in rows[2]
     assert ctl(fake, "audit", "--verb", "stop", "-o", "json") == 0
     assert [entry["verb"] for entry in json.loads(capsys.readouterr().out)] == ["stop"]
+
+
+def test_audit_says_what_changed_what_came_of_it_and_why_it_failed(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    base = {"ts": "2026-01-01T00:00:00Z", "uid": None, "key": "ops", "address": "192.0.2.7", "pid": None, "reason": "", "operation_id": "op-1"}
+    reload = {
+        **base, "verb": "config/reload", "params": {}, "result": "succeeded", "code": None, "data": {"changed": ["http.port"]}, "message": "",
+        "changes": [{"key": "http.keep_alive", "before": "75s", "after": "9s"}, {"key": "http.strict", "before": "false", "after": "true"}],
+    }  # fmt: skip
+    abort = {**base, "verb": "abort", "params": {"all": True}, "result": "succeeded", "code": None, "data": {"aborted": ["a", "b"]}}
+    failed = {**base, "verb": "reload", "params": {"path": "/m"}, "result": "failed", "code": "timeout", "message": "too slow\nby far"}
+    fake.answers["/v1/audit"] = (200, {"audit": [reload, abort, failed]})
+    assert ctl(fake, "audit") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    what = head.index("WHAT")
+    assert [row[what:] for row in rows] == [
+        "http.keep_alive: 75s -> 9s", "http.strict: false -> true", "all=true", "aborted: a b", "path=/m", "too slow", "by far",
+    ]  # fmt: skip
+    assert all("key ops" in row for row in (rows[0], rows[2], rows[4])) and not rows[1][:what].strip()
+    assert ctl(fake, "audit", "-o", "wide") == 0
+    assert "192.0.2.7" in capsys.readouterr().out
 
 
 def test_weights(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

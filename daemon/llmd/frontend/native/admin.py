@@ -24,6 +24,9 @@ from llmd.frontend.runtime import Runtime
 
 #: Seconds for a verb that says nothing of a timeout of its own: a reload loads weights.
 DEADLINE_S: Final = 900.0
+#: How control is told for whom this frontend speaks (llmd.control.peer): it believes its frontends that, by their pid.
+PASSED_KEY: Final = "X-Llmd-Passed-Key"
+PASSED_ADDRESS: Final = "X-Llmd-Passed-Address"
 MAX_PATH: Final = 4096
 
 
@@ -84,21 +87,23 @@ class AdminAlias:
         boot, manager = self._runtime.boot, self._runtime.manager
         data = await read_optional_json(scope, receive, limit=boot.args.http.max_body, executor=manager.executor)
         params = self._alias.translate(Fields({**_query(scope), **data}))
-        params["reason"] = f"{self._alias.path} of the HTTP API, key {exchange_of(scope).key}"
+        params["reason"] = f"{self._alias.path} of the HTTP API"
+        client = scope.get("client")
+        caller = {PASSED_KEY: exchange_of(scope).key, PASSED_ADDRESS: str(client[0]) if client else ""}
         admin_socket = Path(boot.args.admin.socket) if boot.args.admin.socket else boot.ports.admin_socket
-        status, answer = await asyncio.to_thread(_post, admin_socket, f"/v1/{self._alias.verb}", params)
+        status, answer = await asyncio.to_thread(_post, admin_socket, f"/v1/{self._alias.verb}", params, caller)
         if status >= 400:
             raise _refused(status, answer)
         message = answer.get("message") or f"{self._alias.verb}: {answer.get('state', 'done')}"
         await reply_json(send, 200, {"success": True, "message": message, "operation": answer})
 
 
-def _post(path: Path, url: str, params: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def _post(path: Path, url: str, params: dict[str, Any], caller: dict[str, str]) -> tuple[int, dict[str, Any]]:
     """In a thread: (status, answer) of control. Raises RequestError where it cannot be reached."""
     connection = _UnixConnection("llmd", timeout=DEADLINE_S)
     try:
         connection.unix_path = str(path)
-        connection.request("POST", url, json.dumps(params), {"Content-Type": "application/json"})
+        connection.request("POST", url, json.dumps(params), {"Content-Type": "application/json", **caller})
         response = connection.getresponse()
         answer = json.loads(response.read())
         return response.status, answer if isinstance(answer, dict) else {}
