@@ -15,10 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from llmd.control import admin_socket, admin_tcp, peer
 from llmd.control.core import Core
+from llmd.control.history import History
 from llmd.control.http import App, refuse_browsers
 from llmd.control.operations import Operations
 from llmd.control.routes import build
-from llmd.control.status import Rates
 
 log = logging.getLogger("llmd.control")
 
@@ -26,10 +26,10 @@ log = logging.getLogger("llmd.control")
 class AdminServer:
     """The sockets and the servers on them: the unix socket, and TCP where `admin.listen` says so."""
 
-    def __init__(self, core: Core, operations: Operations, rates: Rates) -> None:
+    def __init__(self, core: Core, operations: Operations, history: History) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         self._core = core
-        self._app = build(core, operations, rates)
+        self._app = build(core, operations, history)
         self._sockets: list[socket.socket] = []
         self._servers: list[_Server] = []
 

@@ -15,12 +15,13 @@ from typing import Any, BinaryIO
 from llmd.control import listener, watchdog
 from llmd.control.admin import AdminServer
 from llmd.control.core import Core
+from llmd.control.history import History
 from llmd.control.lifecycle import Lifecycle
 from llmd.control.metrics import Metrics
 from llmd.control.operations import Operations
 from llmd.control.snapshot import Report
 from llmd.control.state_file import StateFile
-from llmd.control.status import Rates, requests
+from llmd.control.status import requests
 from llmd.control.supervisor_client import SupervisorAway, SupervisorClient
 from llmd.plan.context import WorkerContext
 from llmd.wire.messages import Publish
@@ -43,7 +44,7 @@ class ControlApp:
         self.core = Core(context, supervisor or SupervisorClient(context.boot.ports.supervisor_socket), self._file.load())
         self._metrics = Metrics(self.core)
         self._lifecycle = Lifecycle(self.core)
-        self._rates = Rates()
+        self._history = History(self.core)
         self._told: object = None
         self._rendered_at = 0.0
         self._published: Publish | None = None
@@ -55,7 +56,7 @@ class ControlApp:
         self._unwritten = False
         self._stop = asyncio.Event()
         self.operations = Operations(self.core, self._save_now)
-        self._admin = AdminServer(self.core, self.operations, self._rates)
+        self._admin = AdminServer(self.core, self.operations, self._history)
 
     def stop(self) -> None:
         """End this control; the daemon goes on."""
@@ -131,7 +132,8 @@ class ControlApp:
             self._metrics.take(worker)
         self._metrics.take_own()
         counters, now = core.ledger.counters(), time.monotonic()
-        self._rates.sample(counters, now)
+        self._history.rates.sample(counters, now)
+        self._history.beat(now)
         told = counters, [worker.totals.gauges for worker in core.table], core.shown_state
         if told != self._told or now - self._rendered_at >= RENDER_AGAIN:
             self._told, self._rendered_at = told, now

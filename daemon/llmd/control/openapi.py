@@ -27,6 +27,7 @@ _READS: dict[str, tuple[str, str]] = {
     "/v1/processes": ("All processes of the plan, the supervisor first.", "Processes"),
     "/v1/kv": ("Pages by state, hit rate of the prefix cache, its biggest prefixes, who holds most.", "Object"),
     "/v1/requests": ("Requests in flight, oldest first.", "Requests"),
+    "/v1/history": ("The last 15 minutes, a sample every 5 seconds, oldest first: speeds, requests, KV in use, medians of the minute before.", "History"),
     "/v1/weights": ("The weights that are served.", "Object"),
     "/v1/config": ("Every key with its effective value, its origin, and how it changes.", "Object"),
     "/v1/operations": ("Operations, newest first.", "Operations"),
@@ -88,6 +89,7 @@ def _objects() -> dict[str, Any]:
         return {"$ref": _REF.format(name=name)}
 
     counts = {"type": "object", "additionalProperties": {"type": "number"}}
+    numbers = {"type": "object", "required": ["age_s"], "additionalProperties": {"type": ["number", "null"]}}
     status_keys = ("state", "stage", "reason", "degraded", "epoch", "weights_version", "model", "uptime_s", "processes", "requests", "kv", "throughput")
     return {
         "Object": {"type": "object"},
@@ -95,6 +97,10 @@ def _objects() -> dict[str, Any]:
         "Processes": {"type": "object", "required": ["processes"], "properties": {"processes": {"type": "array", "items": {"type": "object"}}}},
         "Requests": {
             "type": "object", "required": ["requests", "total", "age_s"], "properties": {"requests": {"type": "array", "items": {"type": "object"}}},
+        },
+        "History": {
+            "type": "object", "required": ["every_s", "span_s", "samples"],
+            "properties": {"every_s": {"type": "number"}, "span_s": {"type": "number"}, "samples": {"type": "array", "items": numbers}},
         },
         "Operations": {"type": "object", "required": ["operations"], "properties": {"operations": {"type": "array", "items": ref("Operation")}}},
         "Planned": {"type": "object", "required": ["verb", "params", "dry_run", "plan"], "properties": {"dry_run": {"const": True}, "plan": ref("Plan")}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from starlette.responses import StreamingResponse
 from llmd.control import configuration, crashes, exposition, openapi, peer, requests, status
 from llmd.control.core import Core
 from llmd.control.events import Event
+from llmd.control.history import History
 from llmd.control.http import add_errors, flag, json_response, read_body, text, while_connected, whole
 from llmd.control.operation import Operation
 from llmd.control.operations import WAITING_VERBS, Operations
-from llmd.control.status import Rates
 from llmd.control.verbs import VERBS
 from llmd.errors import RequestError
 
@@ -29,10 +30,10 @@ PING = 15.0
 MAX_AUDIT = 10_000
 
 
-def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
+def build(core: Core, operations: Operations, history: History) -> FastAPI:
     """The application."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    _add_reads(app, core, rates)
+    _add_reads(app, core, history)
     _add_records(app, core, operations)
     _add_events(app, core)
     _add_changes(app, core, operations)
@@ -40,12 +41,12 @@ def build(core: Core, operations: Operations, rates: Rates) -> FastAPI:
     return app
 
 
-def _add_reads(app: FastAPI, core: Core, rates: Rates) -> None:
+def _add_reads(app: FastAPI, core: Core, history: History) -> None:
     """What is read comes from control's picture, never from a rank."""
 
     @app.get("/v1/status")
     async def get_status() -> Response:
-        return json_response(status.status(core, rates))
+        return json_response(status.status(core, history.rates))
 
     @app.get("/v1/processes")
     async def get_processes() -> Response:
@@ -58,6 +59,10 @@ def _add_reads(app: FastAPI, core: Core, rates: Rates) -> None:
     @app.get("/v1/requests")
     async def get_requests() -> Response:
         return json_response(requests.requests(core))
+
+    @app.get("/v1/history")
+    async def get_history() -> Response:
+        return json_response(history.shown(time.monotonic()))
 
     @app.get("/v1/config")
     async def get_config() -> Response:

@@ -75,3 +75,13 @@ def test_config_shows_values_origins_and_no_secret(daemon: Trio) -> None:
         "key": "http.drain_timeout", "value": 2.0, "text": "2s", "origin": "caller", "resolved": False, "reload": "live",
     }  # fmt: skip
     assert answer["config_file"] is None
+
+
+def test_history_has_samples_from_the_first_heartbeat_on(daemon: Trio) -> None:
+    made, _, _ = daemon
+    history = made.http.get("/v1/history").json()
+    assert history["every_s"] == 5 and history["span_s"] == 900
+    assert 0 <= history["samples"][-1]["age_s"] < 60
+    made.supervisor.died("scheduler-0")
+    made.wait_state("recovering")
+    wait_for(lambda: made.http.get("/v1/history").json()["samples"][-1]["kv_used"] is None, "a sample without an engine", 30)
