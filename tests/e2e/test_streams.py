@@ -72,10 +72,9 @@ def test_text_ends_before_the_first_stop_however_it_is_cut(daemon: Daemon, n: in
     prompt = "one two three four "
     path = CHAT if kind == "chat" else TEXT
     wish: dict[str, Any] = asked(path, list(prompt.encode()) if kind == "ids" else prompt) | {"n": n, "max_tokens": 60}
-    for stop in (["three"], ["two three f", "two"], ["wo t", "two three"], ["never", "r o"], ["eee", "ee"]):
+    for stop in (["three"], ["two three f", "two"], ["wo t", "two three"], ["o t", "two three fi"], ["never", "r o"], ["eee", "ee"]):
         whole = echo(prompt, 60)
-        # What is complete first ends the text; of what the same character completes, what began first.
-        expected = whole[: min((at + len(s), at) for s in stop if (at := whole.find(s)) >= 0)[1]]
+        expected = whole[: min(at for s in stop if (at := whole.find(s)) >= 0)]
         answer = httpx.post(daemon.url + path, json=wish | {"stop": stop, "temperature": 0}).json()
         texts = [c["message"]["content"] if path == CHAT else c["text"] for c in answer["choices"]]
         assert texts == [expected] * n
@@ -86,6 +85,38 @@ def test_text_ends_before_the_first_stop_however_it_is_cut(daemon: Daemon, n: in
             reasons[index] += [reason] if reason else []
         assert joined == [expected] * n
         assert reasons == [["stop"]] * n
+
+
+def test_tokens_logprobs_and_usage_end_with_the_stop_that_ended_the_text(daemon: Daemon) -> None:
+    """The dummy's tokens are bytes: what it echoes of "xabcd" has "cd" complete while "abcdef" may still come true."""
+    stop = ["cd", "abcdef"]
+    for prompt, budget, least, shown, text, tokens, reason in (
+        ("xabcdX", 20, 0, False, "xab", 5, "stop"),
+        ("xabcdX", 20, 0, True, "xabcd", 5, "stop"),
+        ("xabcdef", 20, 0, False, "x", 7, "stop"),
+        ("xabcdef", 20, 0, True, "xabcdef", 7, "stop"),
+        ("xabcdef", 5, 0, False, "xab", 5, "stop"),
+        ("xabcde</s>", 20, 0, False, "xab", 5, "stop"),
+        ("xabcdX", 11, 5, False, "xabcdXxab", 11, "stop"),
+        ("xabcdX", 10, 5, False, "xabcdXxabc", 10, "length"),
+    ):
+        wish = {"stop": stop, "include_stop_str_in_output": shown, "min_tokens": least, "max_tokens": budget, "logprobs": 1, "n": 2, "echo": True}
+        whole = daemon.complete(prompt, **wish).json()
+        events = list(daemon.stream(prompt, **wish, stream_options={"include_usage": True}))
+        asked_for = len(prompt) if "<" not in prompt else len(prompt) - 3
+        assert whole["usage"] == events[-1]["usage"] and whole["usage"]["completion_tokens"] == 2 * tokens
+        for choice in whole["choices"]:
+            own = [event["choices"][0] for event in events[:-1] if event["choices"][0]["index"] == choice["index"]]
+            assert (choice["text"], choice["finish_reason"]) == (prompt + text, reason)
+            assert "".join(piece["text"] for piece in own) == choice["text"]
+            assert [piece["finish_reason"] for piece in own if piece["finish_reason"]] == [reason]
+            joined = [token for piece in own if piece["logprobs"] for token in piece["logprobs"]["tokens"]]
+            assert joined == choice["logprobs"]["tokens"] and len(joined) == asked_for + tokens
+        params = {"stop": stop, "no_stop_trim": shown, "min_new_tokens": least, "max_new_tokens": budget, "temperature": 0}
+        native = httpx.post(daemon.url + "/generate", json={"text": prompt, "sampling_params": params, "return_logprob": True}).json()
+        assert (native["text"], len(native["output_ids"]), native["meta_info"]["completion_tokens"]) == (text, tokens, tokens)
+        assert len(native["meta_info"]["output_token_logprobs"]) == tokens
+        assert native["meta_info"]["finish_reason"]["type"] == reason
 
 
 def test_the_stop_may_be_shown(daemon: Daemon) -> None:

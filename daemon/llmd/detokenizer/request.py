@@ -12,7 +12,10 @@ class Gap(Exception):
 
 
 class RequestState:
-    """Text comes out when its characters are whole and no stop string may begin in it; ids and logprobs wait for it."""
+    """Text comes out when its characters are whole and no stop string may begin in it; ids and logprobs wait for it.
+
+    While a stop string is complete and one that starts before it may still come true, the tokens behind the one that completed it wait too.
+    """
 
     __slots__ = (
         "_at",
@@ -22,7 +25,6 @@ class RequestState:
         "_ids",
         "_include_stop",
         "_logprobs",
-        "_min_tokens",
         "_prompt_logprobs",
         "_stops",
         "_table",
@@ -33,9 +35,8 @@ class RequestState:
         self.frontend = frontend
         self._table = table
         self._decoder = table.decoder(skip_special_tokens=params.skip_special_tokens)
-        self._stops = StopMatcher(params.stop) if any(params.stop) else None
+        self._stops = StopMatcher(params.stop, params.min_tokens) if any(params.stop) else None
         self._include_stop = params.include_stop
-        self._min_tokens = params.min_tokens
         self._first = first
         self._at = 0
         self._ids: list[int] = []
@@ -53,48 +54,55 @@ class RequestState:
         if known < 0:
             raise Gap
         ids = chunk.token_ids[known:] if known else chunk.token_ids
-        text, used, matched = self._text(ids, chunk.finish)
-        self._ids += ids[:used]
+        text = self._text(ids, chunk.finish)
+        self._ids += ids
         if chunk.logprobs:
-            # They are those of the chunk's last tokens, of which some may be known, and some beyond a stop string.
+            # They are those of the chunk's last tokens, of which some may be known.
             missing = len(chunk.token_ids) - len(chunk.logprobs)
-            self._logprobs = (self._logprobs or []) + self._named(chunk.logprobs[max(0, known - missing) : max(0, known + used - missing)])
+            self._logprobs = (self._logprobs or []) + self._named(chunk.logprobs[max(0, known - missing) :])
         if chunk.prompt_logprobs:
             self._prompt_logprobs = self._named(chunk.prompt_logprobs)
         self._cached = chunk.cached_tokens or self._cached
-        finish = chunk.finish if matched is None else Finish("stop", matched)
+        stops = self._stops
+        finish = chunk.finish if stops is None or stops.matched is None else Finish("stop", stops.matched)
         if not text and finish is None:
             return None
         return self._emit(chunk.rid, text, finish)
 
-    def _text(self, ids: list[int], finish: Finish | None) -> tuple[str, int, str | None]:
-        """(text that is certain now, number of ids taken in, the stop string that ended it)."""
+    def _text(self, ids: list[int], finish: Finish | None) -> str:
+        """Text that is certain now; where a stop string ends it, `_stops` says so."""
         stops, decoder = self._stops, self._decoder
         stopped = finish is not None and finish.reason == "stop" and bool(ids) and ids[-1] == finish.matched
         visible = ids[:-1] if stopped and not self._include_stop else ids
         if stops is None:
             text = decoder.feed(visible)
-            return text + decoder.flush() if finish is not None else text, len(ids), None
+            return text + decoder.flush() if finish is not None else text
         out = ""
-        count = self._first + len(self._ids)
-        for used, id in enumerate(visible, 1):
-            out += stops.feed(decoder.feed([id]), may_end=count + used > self._min_tokens)
+        known = self._first + len(self._ids)
+        for count, id in enumerate(visible, known + 1):
+            out += stops.feed(decoder.feed([id]), count)
             if stops.matched is not None:
-                return out + stops.matched if self._include_stop else out, used, stops.matched
-        if finish is not None:
-            out += stops.feed(decoder.flush(), may_end=count + len(visible) > self._min_tokens)
-            out += stops.flush()
-            if stops.matched is not None and self._include_stop:
-                out += stops.matched
-        return out, len(ids), stops.matched
+                break
+        else:
+            if finish is not None:
+                out += stops.feed(decoder.flush(), known + len(ids))
+                out += stops.flush()
+        return out + stops.matched if self._include_stop and stops.matched is not None else out
 
     def _named(self, entries: list[TokenLogprob]) -> list[TokenLogprob]:
         raw = self._table.raw
         return [TokenLogprob(e.token_id, e.logprob, e.top, raw(e.token_id), tuple([raw(id) for id, _ in e.top])) for e in entries]
 
     def _emit(self, rid: str, text: str, finish: Finish | None) -> TextChunk:
-        chunk = TextChunk(rid, self._first, text, self._ids, finish, self._logprobs, self._prompt_logprobs, self._cached, self._at)
-        self._first += len(self._ids)
+        ids, logprobs = self._ids, self._logprobs
+        self._ids, self._logprobs = [], None
+        if self._stops is not None and self._stops.ended is not None:
+            behind = self._first + len(ids) - self._stops.ended
+            if behind:
+                ids, self._ids = ids[:-behind], ids[-behind:]
+                logprobs, self._logprobs = (logprobs[:-behind] or None, logprobs[-behind:]) if logprobs else (None, None)
+        chunk = TextChunk(rid, self._first, text, ids, finish, logprobs, self._prompt_logprobs, self._cached, self._at)
+        self._first += len(ids)
         self._at += len(text)
-        self._ids, self._logprobs, self._prompt_logprobs = [], None, None
+        self._prompt_logprobs = None
         return chunk

@@ -1,8 +1,8 @@
 """`StopMatcher`: finds the stop string that ends a text which arrives token by token, and holds back no more than it must.
 
-The first token that completes a stop string ends the request, so that nothing behind it is generated, counted or shown: no match waits
-for one that might yet come true. Of several that one token completes, the one that starts first wins; of two that start together the
-shorter, so nothing of the longer leaks. The text is cut where the winner starts, which may be tokens before.
+The text is cut where a stop string first stands in it; of two that start at the same place the shorter one ended it. So the outcome depends
+on the whole text alone, not on which stop string was complete first: one that is complete waits while one that starts before it may still
+come true. The tokens end with the one that completed the winner, so nothing that came while it waited is delivered or counted.
 """
 
 from __future__ import annotations
@@ -11,49 +11,62 @@ from __future__ import annotations
 class StopMatcher:
     """Of one request. After `matched` is set, nothing more is to be fed."""
 
-    __slots__ = ("_firsts", "_held", "_reach", "_stops", "matched")
+    __slots__ = ("_at", "_firsts", "_found", "_held", "_min_tokens", "_reach", "_stops", "ended", "matched")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], min_tokens: int = 0) -> None:
+        """What one of the first `min_tokens` tokens completes is text; what begins there may still be completed by a later one."""
         self._stops = tuple(sorted(filter(None, set(stops)), key=len))
         self._firsts = {stop[0] for stop in self._stops}
         self._reach = max(map(len, self._stops), default=1) - 1
+        self._min_tokens = min_tokens
         self._held = ""
+        self._found: str | None = None
+        """Complete, but not the winner yet; it stands at `_at` of `_held`."""
+        self._at = 0
+        self.ended: int | None = None
+        """How many tokens the text has up to the one that completed the winner, or what will be if nothing before it comes true."""
         self.matched: str | None = None
+        """The winner."""
 
-    def feed(self, text: str, *, may_end: bool = True) -> str:
-        """Text that surely stands before any stop string, after one more token's; at most len(longest stop) - 1 characters stay behind.
-
-        Without `may_end`, what this token completes is text like any other; what begins in it may still be completed by a later one.
-        """
+    def feed(self, text: str, count: int) -> str:
+        """Text that surely stands before any stop string, after token number `count`; at most len(longest stop) - 1 characters stay behind."""
+        if not text:
+            return ""
         before, text = len(self._held), self._held + text
-        if may_end:
-            at, self.matched = self._find(text, before)
-            if self.matched is not None:
-                self._held = ""
-                return text[:at]
-        hold = self._unfinished(text)
+        if count > self._min_tokens:
+            self._find(text, before, count)
+        end = len(text) if self._found is None else self._at
+        hold = self._unfinished(text, end)
+        if hold == end and self._found is not None:
+            return self._win(text)
         self._held = text[hold:]
+        self._at -= hold
         return text[:hold]
 
     def flush(self) -> str:
-        """The text is over: what was held back, in which nothing is complete."""
+        """The text is over: what was held back, up to the stop string that may have waited in it."""
+        if self._found is not None and self.matched is None:
+            return self._win(self._held)
         text, self._held = self._held, ""
         return text
 
-    def _find(self, text: str, before: int) -> tuple[int, str | None]:
-        """(start of the first match that ends behind `before` characters, its stop string), or (len(text), None)."""
-        best, found = len(text), None
+    def _win(self, text: str) -> str:
+        self._held, self.matched = "", self._found
+        return text[: self._at]
+
+    def _find(self, text: str, before: int, count: int) -> None:
+        """Note the first stop string that token `count`, all that is behind `before` characters, completes, if it starts before the one that waits."""
+        best = len(text) if self._found is None else self._at
         for stop in self._stops:
             at = text.find(stop, max(0, before - len(stop) + 1), best + len(stop) - 1)
             if 0 <= at < best:
-                best, found = at, stop
-        return best, found
+                best, self._at, self._found, self.ended = at, at, stop, count
 
-    def _unfinished(self, text: str) -> int:
-        """The first place from where the rest of `text` is the beginning of a stop string; its end, where there is none."""
-        for at in range(max(0, len(text) - self._reach), len(text)):
+    def _unfinished(self, text: str, end: int) -> int:
+        """The first place before `end` from where the rest of `text` is the beginning of a stop string; `end`, where there is none."""
+        for at in range(max(0, len(text) - self._reach), end):
             if text[at] in self._firsts:
                 rest = text[at:]
                 if any(len(stop) > len(rest) and stop.startswith(rest) for stop in self._stops):
                     return at
-        return len(text)
+        return end

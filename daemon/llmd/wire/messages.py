@@ -59,7 +59,7 @@ class DetokenizeParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the detokenizer must know of a request; travels with its first chunk."""
 
     stop: tuple[str, ...] = ()
-    """Stop strings: the token that completes one ends the request, and the text is cut before it."""
+    """Stop strings: the text ends before the first that stands in it, the tokens with the one that completed that."""
     min_tokens: int = 0
     """Stop strings that are complete after so many tokens are text."""
     skip_special_tokens: bool = True
@@ -186,9 +186,10 @@ class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
 
 
 class TextChunk(Struct, frozen=True, array_like=True, gc=False):
-    """New text of one request; the ids and logprobs belong to all tokens taken in since the last chunk.
+    """New text of one request; the ids and logprobs belong to the tokens since the last chunk.
 
-    Text that might be the start of a stop string, and bytes of an unfinished character, are held back to a later chunk.
+    Text that might be the start of a stop string, and bytes of an unfinished character, are held back to a later chunk, and so are tokens
+    behind a stop string which is complete while one that starts before it may still come true.
     Where output is sent again, `first` and `at` say how much of it a frontend has already.
     """
 

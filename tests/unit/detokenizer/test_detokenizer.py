@@ -104,13 +104,26 @@ def test_stop_on_the_last_allowed_token_beats_length() -> None:
     assert chunk == TextChunk("b", 0, "xb", [120, 98, 99], Finish("stop", "c"))
 
 
-def test_no_token_behind_the_one_that_completed_a_stop_is_delivered() -> None:
+def test_tokens_behind_a_complete_stop_wait_for_what_starts_before_it() -> None:
     feed = Feed()
-    entries = [TokenLogprob(byte, -1.0) for byte in b"XaYZXa"]
-    chunk = feed.one("a", b"XaYZXa", stop=("a", "XaYZXaYZ!"), logprobs=entries)
-    assert chunk is not None and chunk.logprobs is not None
-    assert (chunk.text, chunk.token_ids, chunk.finish) == ("X", list(b"Xa"), Finish("stop", "a"))
-    assert [entry.token_id for entry in chunk.logprobs] == list(b"Xa")
+    stop = ("a", "XaYZXaYZ!", "YZXaYZ?")
+    assert feed.one("a", b"-XaY", stop=stop) == TextChunk("a", 0, "-", list(b"-Xa"))
+    assert feed.one("a", b"ZXaYZ") is None
+    assert feed.one("a", b".Z") == TextChunk("a", 3, "X", [], Finish("stop", "a"), at=1)
+    assert len(feed.core) == 0
+    assert feed.one("b", b"-XaYZ", stop=stop) == TextChunk("b", 0, "-", list(b"-Xa"))
+    assert feed.one("b", b"XaYZ!..") == TextChunk("b", 3, "", list(b"YZXaYZ!"), Finish("stop", stop[1]), at=1)
+    assert feed.one("c", b"-XaYZ", stop=stop, finish=LENGTH) == TextChunk("c", 0, "-X", list(b"-Xa"), Finish("stop", "a"))
+    assert feed.one("d", [*b"-XaYZ", EOS], stop=stop, finish=Finish("stop", EOS)) == TextChunk("d", 0, "-X", list(b"-Xa"), Finish("stop", "a"))
+
+
+def test_logprobs_wait_with_their_tokens() -> None:
+    feed = Feed()
+    entries = [TokenLogprob(byte, -1.0) for byte in b"-XaYZ"]
+    chunk = feed.one("a", b"-XaYZ", stop=("a", "XaYZ!"), logprobs=entries)
+    assert chunk is not None and [entry.token_id for entry in chunk.logprobs or ()] == list(b"-Xa")
+    chunk = feed.one("a", b"!.", logprobs=[TokenLogprob(byte, -1.0) for byte in b"!."])
+    assert chunk is not None and [entry.token_id for entry in chunk.logprobs or ()] == chunk.token_ids == list(b"YZ!")
 
 
 def test_no_stop_string_ends_a_request_before_it_has_its_least_tokens() -> None:
@@ -250,22 +263,12 @@ def test_joined_stream_is_the_full_decode_up_to_the_first_stop(chunks: list[list
         out += [chunk] if chunk else []
     decoder = TABLE.decoder(skip_special_tokens=skip)
     full = decoder.feed([id for ids in chunks for id in ids]) + decoder.flush()
-    assert "".join(chunk.text for chunk in out) == full[: _cut([id for ids in chunks for id in ids], stops, skip)]
+    cut = min((full.find(stop) for stop in stops if stop in full), default=len(full))
+    assert "".join(chunk.text for chunk in out) == full[:cut]
     assert [chunk.finish is not None for chunk in out] == [False] * (len(out) - 1) + [True]
     assert all(chunk.text for chunk in out[:-1])
     assert [chunk.first for chunk in out] == [sum(len(c.token_ids) for c in out[:at]) for at in range(len(out))]
     assert len(feed.core) == 0
-
-
-def _cut(ids: list[int], stops: list[str], skip: bool) -> int:
-    """Where the first token that completes a stop string cuts the text."""
-    decoder, text = TABLE.decoder(skip_special_tokens=skip), ""
-    for piece in (*(decoder.feed([id]) for id in ids), None):
-        text += decoder.flush() if piece is None else piece
-        found = [text.find(stop) for stop in stops if stop in text]
-        if found:
-            return min(found)
-    return len(text)
 
 
 def test_much_output_is_taken_in_by_pieces_and_sent_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
