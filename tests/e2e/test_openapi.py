@@ -17,6 +17,8 @@ pytest.importorskip("schemathesis")
 
 ADMIN = "sk-admin-of-the-test"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection"
+#: Characters of faults that a failed test shows.
+SHOWN = 40_000
 
 
 @pytest.fixture
@@ -33,12 +35,22 @@ def run(daemon: Daemon, *, examples: int, seed: int) -> None:
     argv = [str(Path(sys.executable).with_name("st")), "run", str(DOCUMENT), "--url", daemon.url, "-H", f"Authorization: Bearer {ADMIN}"]
     argv += ["--phases", "coverage,fuzzing", "--max-examples", str(examples), "--seed", str(seed), "--checks", CHECKS]
     argv += ["--generation-database", "none", "--request-timeout", "60", "--no-color", "--continue-on-failure"]
+    argv += ["--output-sanitize", "false", "--output-truncate", "false"]
     before = {child.pid for child in daemon.children()}
     done = subprocess.run(argv, capture_output=True, text=True, cwd=daemon.directory, env={**os.environ, "NO_PROXY": "127.0.0.1"}, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    if done.returncode != 0:
+        pytest.fail(told(done.stdout + done.stderr, daemon.directory / "schemathesis.txt"), pytrace=False)
     assert {child.pid for child in daemon.children()} == before, "no process has been replaced"
     wait_for("nothing runs any more", lambda: daemon.requests() == (0, 0), 20)
     assert daemon.text("abc", max_tokens=3) == "abc"
+
+
+def told(output: str, file: Path) -> str:
+    """What the generator says of each fault: the request as a curl line, and the answer. All of it is in `file`."""
+    file.write_text(output)
+    starts = [at for name in ("ERRORS", "FAILURES") if (at := output.find(f" {name} ")) >= 0]
+    shown = output[min(starts, default=0) :].partition(" SUMMARY ")
+    return f"schemathesis has found faults (all of its output: {file}):\n{shown[0][:SHOWN]}\n{shown[2][-2000:] or output[-2000:]}"
 
 
 def test_no_request_that_can_be_made_up_gets_a_5xx(daemon: Daemon) -> None:
