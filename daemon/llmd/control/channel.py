@@ -7,7 +7,6 @@ answering a command. A frame that does not decode is dropped and counted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from msgspec import Struct
 
 from llmd.control.table import Worker, WorkerTable
@@ -30,6 +28,9 @@ MAX_MESSAGE = 16 * 2**20
 #: Seconds between two questions `hello` to one identity, and between two warnings about one source.
 ASK_EVERY = 0.2
 WARN_EVERY = 60.0
+
+#: Messages handled before the event loop gets another turn: a flood of them must not keep it from its heartbeat.
+MESSAGES_PER_TURN = 64
 
 _QUIET = 1024
 
@@ -69,7 +70,10 @@ class Channel:
         self._asked: dict[bytes, float] = {}
         self._warned: dict[bytes, float] = {}
         self._decoder: Decoder[Message] = Decoder(ControlInput)
-        self._context = zmq.asyncio.Context()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Handle | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -84,12 +88,40 @@ class Channel:
         self._context.destroy(linger=0)
 
     async def run(self) -> None:
-        """Take messages in, for ever."""
-        while True:
-            parts = await self._socket.recv_multipart()
-            self._receive(parts[0], parts[1:])
-            # A flood of frames must not keep the loop from its heartbeat.
-            await asyncio.sleep(0)
+        """Take messages in, for ever. Raises what the handling of one has raised.
+
+        zmq's descriptor says when something has come, once; each wake-up reads until nothing is left, without a task or a future for each message."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(descriptor, self._drain)
+        self._drain_soon()
+        try:
+            await self._ended
+        finally:
+            self._loop.remove_reader(descriptor)
+            self._loop = None
+
+    def _drain_soon(self) -> None:
+        if self._draining is None and self._loop is not None:
+            self._draining = self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        if self._draining is not None:
+            self._draining.cancel()
+            self._draining = None
+        assert self._ended is not None
+        try:
+            for _ in range(MESSAGES_PER_TURN):
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                self._receive(parts[0], parts[1:])
+        except zmq.Again:
+            return
+        except Exception as error:
+            if not self._ended.done():
+                self._ended.set_exception(error)
+            return
+        self._drain_soon()
 
     def _receive(self, identity: bytes, frames: list[bytes]) -> None:
         try:
@@ -189,12 +221,13 @@ class Channel:
         return self._send_frame(identity, encode(message))
 
     def _send_frame(self, identity: bytes, frame: bytes) -> bool:
-        future = asyncio.ensure_future(self._socket.send_multipart([identity, frame], flags=zmq.NOBLOCK))
-        # With NOBLOCK it is settled when it comes back: sent, queue full, or no such peer.
-        with contextlib.suppress(zmq.ZMQError):
-            future.result()
-            return True
-        return False
+        try:
+            self._socket.send_multipart([identity, frame], flags=zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False  # its queue is full, or there is no such peer
+        finally:
+            self._drain_soon()  # a send takes notice of what has come as well, and the descriptor then says nothing of it
+        return True
 
 
 def _no_answer(worker: Worker, message: str) -> RankReply:
