@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from llmd.frontend.openapi.serve import DOCUMENT
 from tests.daemon import Daemon, wait_for
 
 pytest.importorskip("schemathesis")
+jsonschema_rs = pytest.importorskip("jsonschema_rs")
 
 ADMIN = "sk-admin-of-the-test"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection"
@@ -56,6 +60,26 @@ def told(output: str, file: Path) -> str:
 def test_no_request_that_can_be_made_up_gets_a_5xx(daemon: Daemon) -> None:
     run(daemon, examples=5, seed=1)
     assert daemon.stop() == 0
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "ab", "n": 2, "echo": True, "logprobs": 1, "max_tokens": 5, "stream_options": {"include_usage": True}},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "ab"}], "logprobs": True, "top_logprobs": 1, "max_tokens": 5, "return_token_ids": True},
+    "/generate": {"text": ["ab", "c"], "sampling_params": {"max_new_tokens": 5}, "return_logprob": True, "logprob_start_len": 0},
+}
+
+
+def test_every_event_of_a_stream_is_as_described(daemon: Daemon) -> None:
+    document = json.loads(DOCUMENT.read_text())
+    for path, body in STREAMS.items():
+        schema = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]["properties"]["data"]
+        piece, last = schema["anyOf"]
+        validator = jsonschema_rs.validator_for(piece["contentSchema"] | {"components": document["components"]})
+        answer = httpx.post(daemon.url + path, json=body | {"stream": True}, headers={"Authorization": f"Bearer {ADMIN}"}, timeout=60)
+        *events, end = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert events and end == last["const"]
+        for event in events:
+            assert [str(error) for error in validator.iter_errors(json.loads(event))] == [], (path, event)
 
 
 @pytest.mark.soak

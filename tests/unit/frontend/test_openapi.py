@@ -166,7 +166,9 @@ def test_the_events_of_streams_are_described() -> None:
     made = document()
     for path, name in (("/v1/chat/completions", "ChatCompletionChunk"), ("/v1/completions", "CompletionChunk"), ("/generate", "Generated")):
         schema = made["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
-        assert [kind["$ref"].rpartition("/")[2] for kind in schema["properties"]["data"]["contentSchema"]["anyOf"]] == [name, "Error"]
+        piece, last = schema["properties"]["data"]["anyOf"]
+        assert [kind["$ref"].rpartition("/")[2] for kind in piece["contentSchema"]["anyOf"]] == [name, "Error"]
+        assert last == {"const": "[DONE]"}
         assert made["components"]["schemas"][name]["properties"]
 
 

@@ -107,11 +107,11 @@ def _post(path: str, body: type[BaseModel], answer: type[BaseModel], summary: st
 
 
 def _events(path: str) -> dict[str, Any]:
-    """An event as OpenAPI 3.2 describes one: its data is text, and that text JSON, but for the `[DONE]` of the last. An error is one kind of it."""
+    """An event as OpenAPI 3.2 describes one: its data is text, and that text JSON, or the `[DONE]` of the last. An error is one kind of it."""
     if path not in STREAMED:
         return {}
     kinds = [{"$ref": _REF.format(model=model.__name__)} for model in (STREAMED[path], answers.Error)]
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    data = {"anyOf": [{"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}, {"const": "[DONE]"}]}
     return {"text/event-stream": {"schema": {"type": "object", "required": ["data"], "properties": {"data": data}}}}
 
 
