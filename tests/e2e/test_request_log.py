@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,17 @@ import pytest
 from tests.daemon import Daemon, wait_for
 
 SENTINEL = "xyzzy-sentinel-7"
-CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "observability": {"log_level": "debug"}}
+CONFIG: dict[str, Any] = {
+    "model": {"path": "dummy"},
+    "admin": {"group": None},
+    "observability": {"log_level": "debug"},
+    "supervision": {"hang_timeout": "2s", "restart": {"max": 100}},
+}
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("private"), config=CONFIG, failpoints="scheduler.prompt(RAISEME)=raise") as started:
+    with Daemon(tmp_path_factory.mktemp("private"), config=CONFIG, failpoints="scheduler.prompt(RAISEME)=raise;scheduler.prompt(HANGME)=hang") as started:
         yield started.start()
 
 
@@ -39,6 +45,8 @@ def provoke(daemon: Daemon) -> None:
     assert daemon.complete(SENTINEL, max_tokens=-1).status_code == 400
     assert daemon.complete(f"RAISEME {SENTINEL}").status_code == 500
     assert daemon.chat(SENTINEL).status_code == 200
+    assert daemon.chat(SENTINEL, tools=[{"type": "function", "function": {"name": SENTINEL}}]).status_code == 400
+    assert daemon.chat(messages=[{"role": "user", "name": SENTINEL, "content": SENTINEL}]).status_code == 200
     assert httpx.post(f"{daemon.url}/v1/completions", content=f'{{"prompt": "{SENTINEL}"', timeout=30).status_code == 400
 
 
@@ -47,6 +55,14 @@ def test_by_default_no_text_is_written_anywhere(daemon: Daemon) -> None:
     daemon.admin("GET", "/v1/requests")
     assert SENTINEL not in everything(daemon)
     assert not (daemon.directory / "log" / "requests.jsonl").exists()
+
+
+def test_the_stacks_of_a_process_that_hangs_hold_no_text(daemon: Daemon) -> None:
+    answer = daemon.complete(f"HANGME {SENTINEL}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_crash")
+    assert re.search(r"failpoints\.py\W+ line \d+ in ", daemon.log_text()), "the stack is in the log, as faulthandler writes it"
+    daemon.wait_ready()
+    assert SENTINEL not in everything(daemon) + daemon.admin("GET", "/v1/crashes").text
 
 
 def test_when_asked_for_it_is_in_the_one_file_and_nowhere_else(daemon: Daemon, tmp_path: Path) -> None:
