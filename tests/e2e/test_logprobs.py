@@ -39,6 +39,23 @@ def test_echo_gives_text_the_logprobs_that_it_had_when_it_was_generated(daemon: 
     assert all(len(entry) >= 2 for entry in again["prompt_logprobs"][1:])
 
 
+def test_logprobs_of_a_prompt_are_those_of_transformers(daemon: Daemon) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    asked = choice(daemon, prompt="hello world", echo=True, logprobs=3, max_tokens=1, temperature=1, top_k=1, return_token_ids=True)
+    ids = asked["prompt_token_ids"] + asked["token_ids"]
+    loaded = AutoModelForCausalLM.from_pretrained(daemon.directory / "model", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = loaded(torch.tensor([ids])).logits[0, :-1].clone()
+        logits[:, max(SPECIALS.values()) + 1 :] = -torch.inf  # ids that the tokenizer does not know
+    expected = torch.log_softmax(logits, -1)
+    assert asked["logprobs"]["token_logprobs"][0] is None
+    assert asked["logprobs"]["token_logprobs"][1:] == pytest.approx([float(row[id]) for row, id in zip(expected, ids[1:], strict=True)], abs=1e-3)
+    for shown, row in zip(asked["logprobs"]["top_logprobs"][1:], expected, strict=True):
+        assert sorted(shown.values())[-3:] == pytest.approx(sorted(row.tolist())[-3:], abs=1e-3)
+
+
 def test_stops_cut_the_greedy_text_on_every_path(daemon: Daemon) -> None:
     prompt = "the quick brown fox"
     text = daemon.text(prompt, max_tokens=48, ignore_eos=True)
