@@ -25,7 +25,7 @@ import click
 
 from llmd import __version__
 from llmd.entry import prepare
-from llmd.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, LlmdError, exhausted
+from llmd.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ConfigError, LlmdError, exhausted
 from llmd.observability.meter import Meter
 
 _EXITS = """\b
@@ -104,10 +104,17 @@ def run(config_file: str | None, overrides: tuple[str, ...], model: str | None, 
 @click.option("--print", "show", is_flag=True, help="Print the effective configuration as YAML, with each value's source.")
 @click.option("--allow-failpoints", is_flag=True, hidden=True)
 def check(config_file: str | None, overrides: tuple[str, ...], show: bool, allow_failpoints: bool) -> int:
-    """Check the configuration and the model's files; print the plan. Starts nothing."""
+    """Check the configuration, the model's files, directories and ports; print the plan. Starts nothing."""
     from llmd.config.check import load_checked
 
-    loaded = load_checked(config_file, list(overrides), os.environ, allow_failpoints=allow_failpoints)
+    try:
+        loaded = load_checked(config_file, list(overrides), os.environ, allow_failpoints=allow_failpoints)
+    except ConfigError as error:
+        if show:
+            raise
+        from llmd.supervisor.planview import more_faults
+
+        raise more_faults(error, os.environ) from None
     if show:
         from llmd.config.show import render
 
@@ -115,7 +122,7 @@ def check(config_file: str | None, overrides: tuple[str, ...], show: bool, allow
         return EXIT_OK
     from llmd.supervisor.planview import describe
 
-    click.echo(describe(loaded.args, os.environ), nl=False)
+    click.echo(describe(loaded, os.environ), nl=False)
     return EXIT_OK
 
 

@@ -86,6 +86,8 @@ class ConfigError(LlmdError):
 
     def __init__(self, faults: str | list[str], *, hint: str = "") -> None:
         self.faults = [faults] if isinstance(faults, str) else list(faults)
+        self.readable: object = None
+        """Of a configuration: an `llmd.config.load.Loaded` of the values that are right."""
         super().__init__("\n".join(self.faults), hint=hint)
 
 

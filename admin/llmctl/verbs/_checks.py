@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import grp
-import json
 import os
 import platform
+import re
 import resource
 import shutil
 import stat
@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,10 @@ FEW_FILES = 4096
 MANY_RESTARTS = 3
 #: Seconds within which a crash is news.
 LATELY = 3600.0
+#: What the unit's command line names.
+UNIT_CONFIG = "/etc/llmd/llmd.yaml"
+#: Variables that set a key.
+_VARIABLE = re.compile(r"LLMD_[A-Z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -178,22 +182,65 @@ def _gpu(_: Context) -> Iterator[Finding]:
 
 
 def _configuration(context: Context) -> Iterator[Finding]:
-    """What `llmd check` finds in the configuration and in the model's files."""
-    file = getattr(context.options, "config", None)
-    if file is None and (known := _running_config(context)) is not None:
-        file = known
-    armed = ["--allow-failpoints"] if _status(context).get("failpoints") else []
-    command = [sys.executable, "-P", "-m", "llmd.cli", "check", *(["-c", file] if file else []), *armed]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    where = file or os.environ.get("LLMD_CONFIG") or "the defaults"
+    """What `llmd check` finds in the configuration, the model's files and the ports: of the daemon, or of the last one that was started."""
+    meant = _meant(context)
+    command = [sys.executable, "-P", "-m", "llmd.cli", "check", *(["-c", meant.file] if meant.file else []), *(f"--set={each}" for each in meant.overrides)]
+    command += ["--allow-failpoints"] if meant.failpoints else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=meant.environment(), cwd=meant.directory)
     if done.returncode == 0:
-        yield Finding("configuration", "ok", f"{where}: llmd check finds no fault")
+        yield Finding("configuration", "ok", f"{meant.name}: llmd check finds no fault")
         return
     said = [line.removeprefix("llmd: ") for line in done.stderr.splitlines() if line.strip()]
     hint = next((line.removeprefix("hint: ") for line in said if line.startswith("hint: ")), "")
-    for line in [line for line in said if not line.startswith("hint: ")][:20]:
-        yield Finding("configuration", "wrong", line, hint)
-        hint = ""
+    yield Finding("configuration", "wrong", f"{meant.name}: llmd check finds")
+    *faults, last = [line for line in said if not line.startswith("hint: ")][:20] or [f"nothing, and ends with status {done.returncode}"]
+    for line in faults:
+        yield Finding("configuration", "wrong", line)
+    yield Finding("configuration", "wrong", last, hint)
+
+
+@dataclass(frozen=True)
+class _Meant:
+    """With what a daemon was started, or would be."""
+
+    file: str | None
+    overrides: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
+    directory: str | None = None
+    failpoints: bool = False
+    whose: str = ""
+    places: dict[str, str] = field(default_factory=dict)
+    """As systemd would name its directories: where it found itself then is not to be guessed from here."""
+
+    def environment(self) -> dict[str, str]:
+        """Of the check: with the daemon's own variables in place of ours, where they are known."""
+        ours = {name: value for name, value in os.environ.items() if not self.whose or not name.startswith("LLMD_")}
+        return ours | self.places | self.environ
+
+    @property
+    def name(self) -> str:
+        parts = [self.file or os.environ.get("LLMD_CONFIG") or "the defaults", *(f"--set {each}" for each in self.overrides)]
+        parts += [f"{name}={value}" for name, value in self.environ.items()]
+        return " ".join(parts) + (f" ({self.whose})" if self.whose else "")
+
+
+def _meant(context: Context) -> _Meant:
+    """What `-c` names; else what the daemon, or the last one that was started here, has written down; else what the unit would take."""
+    if (file := getattr(context.options, "config", None)) is not None:
+        return _Meant(file, failpoints=bool(_status(context).get("failpoints")))
+    place = find.choose(context.client.candidates)
+    known = place.lock.get("config") if place is not None else None
+    if place is not None and isinstance(known, dict):
+        environ = {str(name): str(value) for name, value in (known.get("environ") or {}).items() if _VARIABLE.fullmatch(str(name))}
+        directory = str(known.get("directory") or "")
+        overrides = tuple(str(each) for each in known.get("overrides") or [])
+        whose = "of the llmd that runs" if place.pid is not None else "of the last start"
+        file = str(known["file"]) if known.get("file") else None
+        names = (("STATE_DIRECTORY", "state_dir"), ("LOGS_DIRECTORY", "log_dir"))
+        places = {"RUNTIME_DIRECTORY": str(place.run_dir), **{name: str(place.lock[key]) for name, key in names if place.lock.get(key)}}
+        return _Meant(file, overrides, environ, directory if os.path.isdir(directory) else None, bool(known.get("failpoints")), whose, places)
+    usual = os.environ.get("LLMD_CONFIG") is None and os.path.exists(UNIT_CONFIG)
+    return _Meant(_running_config(context) or (UNIT_CONFIG if usual else None))
 
 
 def _status(context: Context) -> dict[str, Any]:
@@ -217,7 +264,7 @@ def _crashes(context: Context) -> Iterator[Finding]:
     place = find.choose(context.client.candidates)
     last = place.last_state if place is not None and place.pid is None else {}
     if last.get("state") == "failed":
-        yield Finding("last end", "wrong", f"llmd gave up: {json.dumps(last.get('reason'))}", "llmctl logs")
+        yield Finding("last end", "wrong", f"the last start or run failed: {last.get('reason') or 'no reason is known'}", "llmctl logs")
     since = time.time() - LATELY
     lately = [record for record in _records(context) if isinstance(record.get("at"), int | float) and record["at"] >= since]
     if lately:

@@ -93,7 +93,7 @@ READING: Final[dict[str, Verb]] = {
     ),
     "doctor": Verb(
         "look for what is wrong or will be: permissions, disk, memory, limits, files, versions",
-        args=(arg("-c", "--config", help="the configuration to look at; default: the daemon's, else $LLMD_CONFIG", metavar="FILE", complete="path"),),
+        args=(arg("-c", "--config", help="the configuration to look at; default: that of the daemon or of the last start", metavar="FILE", complete="path"),),
         examples=(("doctor", "before the first start, and when something is odd"),),
     ),
     "report": Verb(

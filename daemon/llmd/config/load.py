@@ -25,9 +25,12 @@ from llmd.errors import ConfigError
 from llmd.failpoints import ENV as ENV_FAILPOINTS
 
 ENV_CONFIG: Final = "LLMD_CONFIG"
+#: A hint for whoever has written a key wrong.
+DESCRIBED: Final = "every key is described in docs/configuration.md"
 #: Variables with a meaning of their own; the last three are what the supervisor tells its children (llmd.plan.context).
 RESERVED: Final = frozenset({ENV_CONFIG, ENV_FAILPOINTS, "LLMD_SOCKET", "LLMD_ISA", "LLMD_INCARNATION", "LLMD_EPOCH", "LLMD_SUPERVISOR_PID"})
 #: What Kubernetes sets in every pod beside a service named `llmd`, and what tests use.
+_PLACE = re.compile(r"(?!--set |environment )[^\n]*?:(?P<line>\d+):(?P<column>\d+): ")
 _FOREIGN = re.compile(r"LLMD_(PORT(_\d+_(TCP|UDP).*)?|SERVICE_(HOST|PORT.*)|TEST_.*)")
 
 
@@ -95,10 +98,29 @@ def load_config(
     args = msgspec.convert(nest(found.values), ServerArgs)  # of the values that are right, so that all faults of all are told at once
     for key, fault in check(args) if check is not None else ():
         found.faults.append(located(found.places[key], key, fault) if key in found.places else fault)
-    if found.faults:
-        raise ConfigError(found.faults, hint=found.hint or "every key is described in docs/configuration.md; `llmd check -c FILE` checks without starting")
     origins = {key: found.origins.get(key, "default") for key in FIELDS}
-    return Loaded(args, origins, _full(name) if name else None, found.places)
+    loaded = Loaded(args, origins, _full(name) if name else None, found.places)
+    if found.faults:
+        error = ConfigError(in_order(found.faults), hint=found.hint or f"{DESCRIBED}; `llmd check -c FILE` checks without starting")
+        error.readable = loaded
+        raise error
+    return loaded
+
+
+def placed(faults: list[str], places: Mapping[str, str]) -> list[str]:
+    """Faults that begin with a key, with the place where its value was written."""
+    keys = ((fault.partition(":")[0], fault) for fault in faults)
+    return [located(places[key], key, fault) if key in places else fault for key, fault in keys]
+
+
+def in_order(faults: list[str]) -> list[str]:
+    """In the order of the file; those without a line after them, as they came."""
+
+    def position(fault: str) -> tuple[int, int, int]:
+        match = _PLACE.match(fault)
+        return (0, int(match["line"]), int(match["column"])) if match else (1, 0, 0)
+
+    return sorted(faults, key=position)
 
 
 def _from_file(found: _Values, file: str) -> None:

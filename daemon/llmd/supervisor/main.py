@@ -26,12 +26,12 @@ from llmd.config import source as sources
 from llmd.config.check import check_args
 from llmd.config.resolve import Dirs, resolve_args, resolve_dirs
 from llmd.config.source import ConfigSource
-from llmd.errors import EXIT_CONFIG, EXIT_OK, EXIT_RESOURCE, GaveUp, LlmdError, ResourceError, UsageError, exhausted
+from llmd.errors import EXIT_CONFIG, EXIT_OK, EXIT_RESOURCE, ConfigError, GaveUp, LlmdError, ResourceError, UsageError, exhausted
 from llmd.observability import logs
 from llmd.observability.lines import LineWrapper
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
-from llmd.supervisor import admin_path, banner, conf, cpus, directories, environ, memory_plan, preflight, rundir, sockets
+from llmd.supervisor import admin_path, banner, conf, cpus, directories, environ, last_start, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.embedding import Embedding, sink_for
 from llmd.supervisor.facts import Report, Settings
@@ -78,7 +78,11 @@ def run(options: RunOptions, env: MutableMapping[str, str] = os.environ) -> int:
     """Run llmd in the foreground. Returns the exit status, or raises an LlmdError before anything was started."""
     with interruptible():
         arm(env, allow_failpoints=options.allow_failpoints)
-        source = sources.read(options.config_file, options.overrides, env, allow_failpoints=options.allow_failpoints)
+        try:
+            source = sources.read(options.config_file, options.overrides, env, allow_failpoints=options.allow_failpoints)
+        except ConfigError as error:
+            last_start.failed(error, options.config_file, options.overrides, env, failpoints=options.allow_failpoints)
+            raise
         failpoints.hit("supervisor.config")
         return serve(source.args, env, allow_failpoints=options.allow_failpoints, source=source)
 
@@ -210,16 +214,18 @@ def _prepare_locked(
     source: ConfigSource | None,
 ) -> Boot:
     assert held.lock is not None
+    start_id, started_at = secrets.token_hex(8), os_.wall()
+    admin_socket = _admin_socket(args, ports)
+    facts = {**last_start.facts(dirs, source, failpoints=allow_failpoints), "start_id": start_id, "started_at": started_at, "admin_socket": str(admin_socket)}
+    held.lock.write(facts)  # before what may fail: whoever looks for the reason finds what was to run
     admin_path.judge(args.admin.socket)
-    admin_socket = held.admin_socket = _admin_socket(args, ports)
+    held.admin_socket = admin_socket
     rundir.clear_stale_sockets(ports, admin_socket, args.http.workers)
     start.at("port")
     failpoints.hit("supervisor.bind")
     listener = held.listener = None if embedded else sockets.listen(args.http.host, args.http.port, args.http.backlog, env)
     url = listener.url if listener is not None else ""
-    start_id, started_at = secrets.token_hex(8), os_.wall()
-    facts = {"pid": os_.pid(), "start_id": start_id, "started_at": started_at, "version": __version__, "log_dir": dirs.log_dir, "state_dir": dirs.state_dir}
-    held.lock.write({**facts, "http": url, "admin_socket": str(admin_socket)})
+    held.lock.write({**facts, "http": url})
     cache_dir, base = Path(dirs.cache_dir), environ.cleaned(env, failpoints=allow_failpoints)
     if preflight.needs_pull(args, cache_dir):
         start.at("pull")

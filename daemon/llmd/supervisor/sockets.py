@@ -55,27 +55,37 @@ def listen(host: str, port: int, backlog: int, environ: MutableMapping[str, str]
 
 def bind(host: str, port: int, backlog: int) -> socket.socket:
     """Bind and listen on host:port (IPv4, IPv6, or a name; port 0 takes a free one). Raises ResourceError naming host:port."""
+    return _bound(host, port, backlog)
+
+
+def judge(host: str, port: int) -> None:
+    """Whether `bind` could have host:port now. Listens nowhere. Raises what `bind` would raise; `__cause__` is the system's own error."""
+    _bound(host, port, None).close()
+
+
+def _bound(host: str, port: int, backlog: int | None) -> socket.socket:
     host = bare_host(host)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ResourceError(f"cannot listen on {where}: {error.strerror or error}", hint="check http.host") from None
+        raise ResourceError(f"cannot listen on {where}: {error.strerror or error}", hint="check http.host") from error
     family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
+    made = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(backlog)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        if backlog is not None:
+            made.listen(backlog)
     except OSError as error:
-        listener.close()
+        made.close()
         hint = {
             errno.EADDRINUSE: f"another program has it: see `ss -ltnp 'sport = :{port}'`, or set http.port",
             errno.EACCES: "ports below 1024 need CAP_NET_BIND_SERVICE",
             errno.EADDRNOTAVAIL: "this machine has no such address: check http.host",
         }.get(error.errno or 0, "")
-        raise ResourceError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}", hint=hint) from None
-    return listener
+        raise ResourceError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}", hint=hint) from error
+    return made
 
 
 def _activated(environ: MutableMapping[str, str]) -> Listener | None:

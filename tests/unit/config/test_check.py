@@ -130,12 +130,12 @@ def test_faults_of_the_file_and_of_what_it_asks_for_come_together_each_with_its_
     with pytest.raises(ConfigError) as caught:
         load_checked(str(file), ["parallel.pp=2"], {"LLMD_PARALLEL__DP": "2"}, allow_failpoints=False)
     begins = [
+        "llmd.yaml:2:9: http.host: '0.0.0.0' is not loopback",
         "llmd.yaml:3:3: unknown key 'prot'",
-        "llmd.yaml:5:32: memory.max_running_requests: expected a whole number >= 1 and <= 4096",
         "llmd.yaml:4:16: parallel.tp: 2 needs",
+        "llmd.yaml:5:32: memory.max_running_requests: expected a whole number >= 1 and <= 4096",
         "--set parallel.pp: 2 needs",
         "environment LLMD_PARALLEL__DP: parallel.dp: 2 needs",
-        "llmd.yaml:2:9: http.host: '0.0.0.0' is not loopback",
     ]
     found = [fault.replace(f"{tmp_path}/", "") for fault in caught.value.faults]
     assert len(found) == len(begins)
