@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmctl import exits, find
+from llmctl.client import Client
 from llmctl.context import Context
 from llmctl.exits import CtlError
 
@@ -16,14 +17,15 @@ def fetch(context: Context) -> tuple[dict[str, Any], int, CtlError | None]:
     except CtlError as error:
         if error.status not in (exits.NOT_RUNNING, exits.NOT_ANSWERING, exits.TIMED_OUT, exits.LOST):
             raise
-        return _leftovers(context, error)
+        return leftovers(context.client, error)
     if not isinstance(status, dict):
         status = {}
     return status, exits.OK if status.get("state") == "ready" else exits.FAILED, None
 
 
-def _leftovers(context: Context, error: CtlError) -> tuple[dict[str, Any], int, CtlError]:
-    place = find.choose(context.client.candidates)
+def leftovers(client: Client, error: CtlError) -> tuple[dict[str, Any], int, CtlError]:
+    """What can be told of a daemon that does not answer."""
+    place = find.choose(client.candidates)
     pid = place.pid if place else None
     running = pid is not None or error.status in (exits.TIMED_OUT, exits.NOT_ANSWERING)
     starting = place is not None and place.is_starting and error.status == exits.NOT_ANSWERING
@@ -46,14 +48,14 @@ def _leftovers(context: Context, error: CtlError) -> tuple[dict[str, Any], int, 
         "start_id": lock.get("start_id"),
         "started_at": lock.get("started_at"),
         "http": lock.get("http"),
-        "looked_at": [str(candidate.socket) for candidate in context.client.candidates],
+        "looked_at": [str(candidate.socket) for candidate in client.candidates],
         "degraded": [],
         "epoch": None,
         "weights_version": None,
         "model": None,
         "uptime_s": None,
         "processes": [],
-        "requests": {"running": None, "waiting": None},
+        "requests": {"running": None, "waiting": None, "held": None},
         "kv": {"page_size": None, "pages_total": None, "pages_free": None, "pages_active": None, "pages_cached": None},
         "throughput": {"prompt_tokens_s": None, "generation_tokens_s": None},
     }
@@ -65,17 +67,21 @@ def _ended(last: object) -> str:
     return str(last) if last in ("stopped", "failed") else "died" if last else "stopped"
 
 
+#: Columns of a process table that hold numbers.
+PROCESS_NUMBERS = frozenset({"RANK", "PID", "RESTARTS", "UPTIME", "MEMORY", "REPLACED", "HEARTBEAT", "INCARNATION"})
+
+
 def process_rows(processes: Any, wide: bool) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of a process table."""
+    """Columns and rows of a process table. RESTARTS came after an end that nobody wanted, REPLACED after one that was asked for."""
     from llmctl.output import duration, size
 
-    columns = ["ROLE", "RANK", "PID", "STATE", "RESTARTS", "UPTIME", "MEMORY"] + (["HEARTBEAT", "INCARNATION"] if wide else []) + ["LAST EXIT"]
+    columns = ["ROLE", "RANK", "PID", "STATE", "RESTARTS", "UPTIME", "MEMORY"] + (["REPLACED", "HEARTBEAT", "INCARNATION"] if wide else []) + ["LAST EXIT"]
     rows = []
     for process in processes if isinstance(processes, list) else []:
         row = [process.get("role"), process.get("rank"), process.get("pid") or None, process.get("state"), process.get("restarts")]
         row += [duration(process.get("uptime_s")), size(process.get("rss_bytes"))]
         if wide:
-            row += [duration(process.get("heartbeat_age_s")), process.get("incarnation")]
+            row += [process.get("replaced"), duration(process.get("heartbeat_age_s")), process.get("incarnation")]
         rows.append([*row, last_exit(process.get("last_exit"))])
     if all(row[-1] == "" for row in rows):
         return columns[:-1], [row[:-1] for row in rows]
@@ -83,14 +89,13 @@ def process_rows(processes: Any, wide: bool) -> tuple[list[str], list[list[Any]]
 
 
 def last_exit(value: Any) -> str:
-    """`killed by signal 9 4m ago (hang)`."""
+    """`killed by SIGKILL, 4m ago (hang)`."""
     from llmctl.output import duration
+    from llmctl.verbs._deaths import ended
 
     if not isinstance(value, dict):
         return ""
     if value.get("reason") == "reload":
         return f"replaced as asked, {duration(value.get('age_s'))} ago"
-    status = value.get("status")
-    how = f"killed by signal {-status}" if isinstance(status, int) and status < 0 else f"status {status}"
-    reason = value.get("reason")
-    return f"{how}, {duration(value.get('age_s'))} ago" + (f" ({reason})" if reason not in (None, "exit", "signal") else "")
+    reason, ago = value.get("reason"), f"{duration(value.get('age_s'))} ago"
+    return f"{ended(value.get('status'))}, {ago}" + (f" ({reason})" if reason not in (None, "exit", "signal") else "")

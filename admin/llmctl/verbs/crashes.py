@@ -1,7 +1,8 @@
 """Show which processes have ended though nobody wanted it, newest first; with an ID (or its beginning), all that is known of one: stacks, last lines.
 
-The records are STATE/crashes/*.json, the newest 50; they hold no prompts. OOM says that the kernel killed processes for want of memory meanwhile.
-Times are UTC. Where llmd is not running they are read from there, and a note on stderr says so.
+WHAT says how it ended: by which signal or exit status and what that means, that it hung and how, or that the kernel killed processes for want of memory
+meanwhile. LAST WORDS is the last thing that it logged, which need not have to do with it. The records are STATE/crashes/*.json, the newest 50; they hold
+no prompts. Times are UTC. Where llmd is not running they are read from there, and a note on stderr says so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from typing import Any
 from llmctl import exits, statefiles
 from llmctl.context import Context
 from llmctl.exits import CtlError
-from llmctl.output import one_line, when
+from llmctl.output import duration, one_line, when
+from llmctl.verbs._deaths import last_words, what
+
+#: Characters of the last words in the table.
+WORDS = 60
 
 
 def run(context: Context) -> int:
@@ -22,31 +27,39 @@ def run(context: Context) -> int:
     if not context.out.is_table:
         context.out.data(records)
         return exits.OK
-    columns = ["ID", "TIME", "PROCESS", "HOW", "WHY", "DOING", "UPTIME", *(["EPOCH", "PID", "WEIGHTS"] if context.out.is_wide else [])]
-    context.out.table(columns, [_row(record, context.out.is_wide) for record in records])
+    wide = context.out.is_wide
+    columns = ["ID", "TIME", "PROCESS", "WHAT", "DOING", "UPTIME", *(["EPOCH", "PID", "WEIGHTS"] if wide else []), "LAST WORDS"]
+    context.out.table(columns, [_row(record, wide) for record in records])
     context.note_none(records)
     return exits.OK
 
 
 def _row(record: dict[str, Any], wide: bool) -> list[Any]:
-    how = f"{record.get('how')}{' (out of memory)' if record.get('oom') else ''}"
-    why = record.get("why") or next(iter(reversed(record.get("last_lines") or [])), "")
-    cells = [record.get("id"), when(record.get("at") or 0), record.get("process"), how, one_line(why)[:60], record.get("phase"), f"{record.get('uptime_s')} s"]
-    return [*cells, *([record.get("epoch"), record.get("pid"), record.get("weights_version")] if wide else [])]
+    cells = [record.get("id"), when(record.get("at")), record.get("process"), what(record), record.get("phase"), duration(record.get("uptime_s"))]
+    cells += [record.get("epoch"), record.get("pid"), record.get("weights_version")] if wide else []
+    words = one_line(last_words(record))
+    return [*cells, words if wide or len(words) <= WORDS else f"{words[: WORDS - 3]}..."]
 
 
 def _one(context: Context, found: list[dict[str, Any]]) -> int:
     if len(found) != 1:
         raise CtlError(exits.FAILED, f"{len(found)} crashes have an id that begins so; `llmctl crashes` lists them")
-    if not context.out.is_table:
-        context.out.data(found[0])
-        return exits.OK
     record = found[0]
-    for name, value in record.items():
-        if not isinstance(value, list):
-            context.out.line(f"{name + ':':18}{when(value) if name == 'at' else value}")
+    if not context.out.is_table:
+        context.out.data(record)
+        return exits.OK
+    rows = [
+        ("what", what(record)),
+        ("last words", one_line(last_words(record)) if last_words(record) else ""),
+        ("time", when(record.get("at"))),
+        ("process", f"{record.get('process')} (pid {record.get('pid')}), up for {duration(record.get('uptime_s'))}"),
+        ("doing", str(record.get("phase") or "")),
+    ]
+    shown = {"last_words", "at", "process", "pid", "uptime_s", "phase", "why"}
+    rows += [(name.replace("_", " "), one_line(value)) for name, value in record.items() if name not in shown and not isinstance(value, list | dict)]
+    context.out.facts(rows)
     for name in ("last_lines", "stacks"):
-        context.out.line(f"{name}:")
+        context.out.line(f"\n{name.replace('_', ' ')}:")
         for line in record.get(name) or ["none"]:
             context.out.line(f"  {one_line(line)}")
     return exits.OK

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmctl.context import Context
 from llmctl.output import bar, duration
-from llmctl.verbs._answers import fetch, process_rows
+from llmctl.verbs._answers import PROCESS_NUMBERS, fetch, process_rows
 
 
 def run(context: Context) -> int:
@@ -51,7 +51,7 @@ def _show(context: Context, status: dict[str, Any]) -> None:
     )
     out.line()
     columns, rows = process_rows(status.get("processes"), out.is_wide)
-    out.table(columns, rows, frozenset({"RANK", "PID", "RESTARTS", "UPTIME", "MEMORY", "HEARTBEAT", "INCARNATION"}))
+    out.table(columns, rows, PROCESS_NUMBERS)
 
 
 def _show_absent(context: Context, status: dict[str, Any], said: str) -> None:
@@ -74,7 +74,8 @@ def _model(status: dict[str, Any]) -> str:
 def _requests(status: dict[str, Any]) -> str:
     requests, throughput = status.get("requests") or {}, status.get("throughput") or {}
     speed = f"{throughput.get('generation_tokens_s', 0)} tokens/s out, {throughput.get('prompt_tokens_s', 0)} in"
-    return f"{requests.get('running', 0)} running, {requests.get('waiting', 0)} waiting; {speed}"
+    held = f", {requests['held']} held until the engine is back" if requests.get("held") else ""
+    return f"{requests.get('running', 0)} running, {requests.get('waiting', 0)} waiting{held}; {speed}"
 
 
 def _kv(status: dict[str, Any]) -> str:

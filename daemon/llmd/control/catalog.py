@@ -23,7 +23,7 @@ CATALOG: dict[str, Metric] = {
     "llmd_state": Metric("gauge", "1 for the state of the daemon, 0 for all others.", ("state",)),
     "llmd_engine_epoch": Metric("gauge", "Incarnation of the engine."),
     "llmd_process_up": Metric("gauge", "Whether the process is running.", ("role", "rank")),
-    "llmd_process_restarts_total": Metric("counter", "Restarts of processes, by why the one before ended.", ("role", "reason")),
+    "llmd_process_restarts_total": Metric("counter", "Starts after the first, by why the process before ended; reload and stop: as asked.", ("role", "reason")),
     "llmd_process_heartbeat_timestamp_seconds": Metric("gauge", "Unix time of the last heartbeat.", ("role", "rank")),
     "llmd_process_resident_memory_bytes": Metric("gauge", "Resident memory.", ("role", "rank")),
     "llmd_process_cpu_seconds_total": Metric("counter", "CPU time, user and system, over all incarnations.", ("role", "rank")),

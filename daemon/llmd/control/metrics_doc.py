@@ -36,7 +36,7 @@ Questions in PromQL:
 | share of requests that end with an error | `sum(rate(llmd_requests_total{outcome="error"}[5m])) / sum(rate(llmd_requests_total[5m]))` |
 | how full is the KV cache | `1 - llmd_kv_pages{state="free"} / ignoring(state) llmd_kv_capacity_pages` |
 | hit rate of the prefix cache | `rate(llmd_prefix_cache_hit_tokens_total[5m]) / rate(llmd_prefix_cache_queried_tokens_total[5m])` |
-| does anything restart | `increase(llmd_process_restarts_total[1h]) > 0` |
+| does anything crash or hang | `increase(llmd_process_restarts_total{reason!="reload",reason!="stop"}[1h]) > 0` |
 | is it ready | `llmd_state{state="ready"} == 1` |
 
 `outcome` of `llmd_requests_total`: `stop length tool_calls ok abort client_disconnect slow_client rejected invalid not_found unauthorized too_large

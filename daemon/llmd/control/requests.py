@@ -15,6 +15,8 @@ from llmd.wire.tables import OwnedRequest, Prefix, ScheduledRequest
 
 #: Requests that `/v1/kv` names as holders of pages.
 HOLDERS = 20
+#: What it says of one.
+_HOLDER = ("rid", "client_id", "phase", "pages", "age_s", "prompt_tokens", "cached_tokens", "output_tokens", "max_new_tokens", "rank")
 
 
 def requests(core: Core) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def requests(core: Core) -> dict[str, Any]:
 
 
 def kv(core: Core) -> dict[str, Any]:
-    """`GET /v1/kv`: the counts of status, the prefix cache's hit rate since the start, its biggest prefixes, and who holds most."""
+    """`GET /v1/kv`: the counts of status, the prefix cache's hit rate since the start, its biggest prefixes, who holds most, and how often pages ran out."""
     counters, now = core.ledger.counters(), time.monotonic()
     queried, hit = (int(counters.get(f"llmd_prefix_cache_{what}_tokens_total", 0)) for what in ("queried", "hit"))
     ranks = core.table.role("scheduler")
@@ -44,10 +46,12 @@ def kv(core: Core) -> dict[str, Any]:
     return {
         **counts,
         "tokens_total": counts["pages_total"] * counts["page_size"],
+        "bytes_total": sum(int(worker.info.get("kv", {}).get("bytes", 0)) for worker in core.ready_workers("scheduler")),
         "prefix_cache": {"queried_tokens": queried, "hit_tokens": hit, "hit_rate": round(hit / queried, 4) if queried else None},
         "prefixes": [_prefix(worker, prefix) for worker, prefix in sorted(found, key=lambda item: -item[1].pages)],
         "prefixes_total": sum(worker.tables.prefixes_total for worker in ranks),
-        "holders": [{name: row[name] for name in ("rid", "client_id", "phase", "pages", "age_s")} for row in held[:HOLDERS]],
+        "holders": [{name: row[name] for name in _HOLDER} for row in held[:HOLDERS]],
+        "retracted": int(counters.get("llmd_requests_retracted_total", 0)),
         "age_s": _age(ranks, now),
     }
 

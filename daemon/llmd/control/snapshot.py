@@ -49,6 +49,9 @@ class ProcessView(Struct, frozen=True, kw_only=True):
     state: ProcessState = "starting"
     incarnation: int = 0
     restarts: int = 0
+    """Starts after an end that nobody wanted."""
+    replaced: int = 0
+    """Starts after an end that was asked for: a restart, a reload."""
     uptime_s: float = 0.0
     last_exit: LastExit | None = None
     backoff_s: float = 0.0
@@ -76,7 +79,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
         return other is not None and self._facts() == other._facts()
 
     def _facts(self) -> object:
-        return self.epoch, self.stopping, [(p.name, p.pid, p.state, p.incarnation, p.restarts) for p in self.processes]
+        return self.epoch, self.stopping, [(p.name, p.pid, p.state, p.incarnation, p.restarts, p.replaced) for p in self.processes]
 
 
 class Report(Struct, frozen=True, kw_only=True):

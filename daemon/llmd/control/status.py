@@ -68,7 +68,11 @@ def status(core: Core, rates: Rates) -> dict[str, Any]:
 
 
 def requests(core: Core) -> dict[str, int]:
-    return {"running": int(core.gauge("llmd_requests_running") or 0), "waiting": int(core.gauge("llmd_requests_waiting") or 0)}
+    """`held`: they have come, or had begun, and wait for an engine or detokenizer that is away."""
+    held = int(core.gauge("llmd_requests_held") or 0)
+    if not core.can_generate:
+        held += sum(worker.tables.requests_total for worker in core.table.role("frontend"))
+    return {"running": int(core.gauge("llmd_requests_running") or 0), "waiting": int(core.gauge("llmd_requests_waiting") or 0), "held": held}
 
 
 def kv(core: Core) -> dict[str, int]:
@@ -109,6 +113,7 @@ def processes(core: Core) -> list[dict[str, Any]]:
         "pid": snapshot.pid if snapshot else os.getppid(),
         "state": "stopping" if snapshot and snapshot.stopping else "ready",
         "restarts": 0,
+        "replaced": 0,
         "uptime_s": round(snapshot.uptime_s, 3) if snapshot else 0.0,
         "heartbeat_age_s": round(time.monotonic() - core.snapshot_at, 3) if snapshot else None,
         "rss_bytes": snapshot.rss_bytes if snapshot else 0,
@@ -129,6 +134,7 @@ def _process(core: Core, spec: ProcessSpec) -> dict[str, Any]:
         "pid": os.getpid() if own else worker.pid if worker else view.pid if view else 0,
         "state": "ready" if own else _state(core, worker, view, now),
         "restarts": view.restarts if view else 0,
+        "replaced": view.replaced if view else 0,
         "uptime_s": round(view.uptime_s, 3) if view else 0.0,
         "heartbeat_age_s": 0.0 if own else round(now - worker.heard_at, 3) if worker else None,
         "rss_bytes": psutil.Process().memory_info().rss if own else worker.rss_bytes if worker else 0,

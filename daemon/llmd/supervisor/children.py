@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
 from llmd.plan.spec import ProcessSpec
 
 Reason = Literal["exit", "signal", "hang", "stop", "reload", "spawn"]
+#: Those of an end that was asked for: what comes after it is a replacement, and no restart.
+WANTED: Final = frozenset({"stop", "reload"})
 
 
 class LastExit(Struct, frozen=True):
@@ -47,6 +49,8 @@ class Child:
         self.expected: tuple[int, Reason] | None = None
         """(pid, reason) when we are about to end it ourselves."""
         self.last_exit: LastExit | None = None
+        self.replaced = 0
+        """How often it was started anew because somebody had asked for that."""
 
     @property
     def killed_once(self) -> bool:
@@ -55,6 +59,7 @@ class Child:
 
     def starts(self, now: float) -> None:
         """A new incarnation begins."""
+        self.replaced += self.last_exit is not None and self.last_exit.reason in WANTED
         self.incarnation += 1
         self.started_at = now
         self.expected = None
@@ -81,7 +86,8 @@ class Child:
             "pid": pid,
             "state": state,
             "incarnation": self.incarnation,
-            "restarts": max(0, self.incarnation - 1),
+            "restarts": max(0, self.incarnation - 1 - self.replaced),
+            "replaced": self.replaced,
             "uptime_s": round(now - self.started_at, 3) if pid else 0.0,
             "last_exit": last and {"status": last.status, "reason": last.reason, "age_s": round(now - last.at, 3), "stderr": last.stderr},
             "backoff_s": round(backoff_s, 3),

@@ -119,6 +119,7 @@ class Embedding:
             "how": end.describe(),
             "why": crash.why,
             "phase": crash.phase,
+            "last_words": end.stderr.rpartition("\n")[2],
             "oom": end.status == -signal.SIGKILL and end.reason == "signal" and self._oom_kills > seen,
             **self._about,
             **({"weights_version": crash.weights_version} if crash.weights_version else {}),

@@ -50,6 +50,9 @@ def test_requests_join_what_frontends_and_ranks_know(daemon: Trio) -> None:
     made.wait_state("recovering")
     held = {row["rid"]: row["phase"] for row in made.http.get("/v1/requests").json()["requests"]}
     assert held == {"a": "held", "b": "held"}, "a dead rank's rows go with it"
+    frontend.meter.set("llmd_requests_held", 3)
+    wait_for(lambda: made.status()["requests"]["held"] == 5, "two that had begun, and three that have come since")
+    assert made.status()["requests"]["running"] == 0
 
 
 def test_kv_shows_prefixes_holders_and_the_hit_rate(daemon: Trio) -> None:
@@ -62,7 +65,9 @@ def test_kv_shows_prefixes_holders_and_the_hit_rate(daemon: Trio) -> None:
     wait_for(lambda: made.http.get("/v1/kv").json()["prefix_cache"]["hit_rate"] is not None, "the counters are there")
     kv = made.http.get("/v1/kv").json()
     assert [(p["name"], p["pages"], p["below"], p["users"]) for p in kv["prefixes"]] == [("0b", 32, 1, 1), ("0a", 1, 0, 0)]
-    assert [(holder["rid"], holder["pages"]) for holder in kv["holders"]] == [("a", 5)]
+    (holder,) = kv["holders"]
+    assert (holder["rid"], holder["pages"], holder["cached_tokens"], holder["rank"]) == ("a", 5, 16, 0)
+    assert (kv["retracted"], kv["prefixes_total"]) == (0, 7)
     assert (kv["pages_total"], kv["tokens_total"], kv["prefix_cache"]["hit_rate"]) == (100, 1600, 0.25)
     assert set(made.status()["kv"]) == {"page_size", "pages_total", "pages_free", "pages_active", "pages_cached"}
 

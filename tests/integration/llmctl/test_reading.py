@@ -72,6 +72,20 @@ def test_kv_shows_who_holds_it(fake: Fake, capsys: pytest.CaptureFixture[str]) -
     assert "0a1b2c3d     0     512     32" in out and "cmpl-1" in out
 
 
+def test_wide_shows_more_of_kv(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    prefixes = [{"rank": 0, "name": f"p{number:07}", "start": 0, "tokens": 512, "pages": 32, "below": 4, "hits": 9, "users": 1} for number in range(12)]
+    cache = {"queried_tokens": 400, "hit_tokens": 100, "hit_rate": 0.25}
+    more = {"prefix_cache": cache, "prefixes": prefixes, "prefixes_total": 70, "holders": [ROW], "bytes_total": 100 << 20, "retracted": 3, "age_s": 0.2}
+    fake.answers["/v1/kv"] = (200, {**STATUS["kv"], **more})
+    assert ctl(fake, "kv") == 0
+    narrow = capsys.readouterr().out
+    assert "p0000007" in narrow and "p0000008" not in narrow
+    assert ctl(fake, "kv", "-o", "wide") == 0
+    wide = capsys.readouterr().out
+    for said in ("16 tokens, 1.0 MiB each, 100 MiB in all", "25.0%: 100 of 400 prompt tokens", "70 known", "3 times", "p0000011", "CACHED", "LIMIT", "RANK"):
+        assert said in wide and said not in narrow, said
+
+
 def test_config_shows_what_differs_and_where_it_was_written(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake.answers["/v1/config"] = (200, CONFIG)
     assert ctl(fake, "config") == 0

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from llmctl.main import main
+from tests.daemon import SLOW
 from tests.integration.llmctl.fake import STATUS, Fake, process_named_llmd, serving
 
 
@@ -61,7 +62,7 @@ def test_status_as_a_table(fake: Fake, capsys: pytest.CaptureFixture[str]) -> No
         "",
         "ROLE        RANK  PID  STATE  RESTARTS  UPTIME   MEMORY  LAST EXIT",
         "supervisor     0   11  ready         0   2h 5m   27 MiB  -",
-        "scheduler      0   12  busy          1   4m 0s  700 MiB  killed by signal 9, 4m 10s ago (hang)",
+        "scheduler      0   12  busy          1   4m 0s  700 MiB  killed by SIGKILL, 4m 10s ago (hang)",
     ]
 
 
@@ -157,7 +158,7 @@ def test_a_silent_daemon_is_not_answering_within_three_seconds(tmp_path: Path) -
         began = time.monotonic()
         command = [sys.executable, "-m", "llmctl.main", "status", "-o", "json", "--socket", str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 3.0 * SLOW
     assert done.returncode == 4
     assert json.loads(done.stdout)["answering"] is False
 

@@ -20,7 +20,7 @@ from llmd.errors import ResourceError, exhausted
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, ModelFiles, make_plan
 from llmd.supervisor import banner, conf, cpus, environ, main, preflight
-from llmd.supervisor.children import LastExit, describe_status
+from llmd.supervisor.children import Child, LastExit, describe_status
 from llmd.supervisor.logger import SupervisordLogger
 from llmd.supervisor.main import _advice
 from llmd.supervisor.os_seam import Os
@@ -264,3 +264,16 @@ def test_what_is_used_up_is_named_with_its_limit() -> None:
         assert told.message.startswith("cannot write: /some/file: ") and words in told.message
     assert exhausted(RuntimeError("can't start new thread")) is not None
     assert exhausted(OSError(errno.ENOENT, "")) is None and exhausted(ValueError("x")) is None
+
+
+def test_a_start_that_was_asked_for_is_no_restart() -> None:
+    args = ServerArgs()
+    child = Child(make_plan(args, PortArgs("/run/x"), threads=1)[-1])
+    child.starts(0.0)
+    for asked in (True, False, False, True):
+        if asked:
+            child.expected = (7, "reload")
+        child.ends(7, -9, False, 1.0, "")
+        child.starts(2.0)
+    shown = child.snapshot(7, "running", 3.0, 0.0)
+    assert (shown["incarnation"], shown["restarts"], shown["replaced"]) == (5, 2, 2)
