@@ -49,7 +49,7 @@ complete -c llmctl -n '__fish_seen_subcommand_from crashes' -s n -l lines -x -d 
 complete -c llmctl -n __fish_use_subcommand -a top -d 'a full screen that lives state, processes, KV cache, requests, events'
 complete -c llmctl -n '__fish_seen_subcommand_from top' -l once -d 'print the overview as text, once'
 complete -c llmctl -n __fish_use_subcommand -a doctor -d 'look for what is wrong or will be permissions, disk, memory, limits, files, versions'
-complete -c llmctl -n '__fish_seen_subcommand_from doctor' -s c -l config -r -F -d 'the configuration to look at; default the daemon s, else $LLMD_CONFIG'
+complete -c llmctl -n '__fish_seen_subcommand_from doctor' -s c -l config -r -F -d 'the configuration to look at; default that of the daemon or of the last start'
 complete -c llmctl -n __fish_use_subcommand -a report -d 'a bundle for support state, configuration, logs; no prompts, no secrets'
 complete -c llmctl -n '__fish_seen_subcommand_from report' -l output-file -r -F -d 'default llmd-report-TIME.tar.gz here'
 complete -c llmctl -n __fish_use_subcommand -a version -d 'versions of llmctl and of the daemon'
