@@ -23,6 +23,7 @@ from llmd.control.snapshot import Report
 from llmd.control.state_file import StateFile
 from llmd.control.status import requests
 from llmd.control.supervisor_client import SupervisorAway, SupervisorClient
+from llmd.observability.pulse import next_tick
 from llmd.plan.context import WorkerContext
 from llmd.wire.messages import Publish
 
@@ -32,7 +33,10 @@ log = logging.getLogger("llmd.control")
 KILL_AGAIN = 2.0
 
 #: Seconds after which metrics of which only ages have changed are rendered and published again.
-RENDER_AGAIN = 2.0
+RENDER_AGAIN = 5.0
+
+#: Share of a heartbeat's period that a turn waits for heartbeats which should have come.
+PATIENCE = 0.2
 
 
 class ControlApp:
@@ -47,6 +51,7 @@ class ControlApp:
         self._history = History(self.core)
         self._told: object = None
         self._rendered_at = 0.0
+        self._reported_at = 0.0
         self._published: Publish | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._write: Future[None] | None = None
@@ -102,22 +107,23 @@ class ControlApp:
     # ------------------------------------------------------------ the beat
 
     async def _beats(self) -> None:
-        """A turn at each heartbeat and at each change."""
+        """A turn at each change, and one a heartbeat: as soon as everyone's has come, so that control wakes once for all of them."""
         core = self.core
         period = core.boot.args.supervision.heartbeat
         beat_at = time.monotonic()
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(core.changed.wait(), max(0.0, beat_at - time.monotonic()))
-            news = core.changed.is_set()
-            core.changed.clear()
+            await self._turn_due(beat_at)
+            news = core.changed.take()
             now = time.monotonic()
-            if now >= beat_at:
+            if now >= beat_at or core.all_heard:
                 if now - beat_at > 2 * period:
                     # Control was stopped or starved: what it has not heard in that time is nobody's fault.
                     core.table.forgive(now - beat_at)
-                beat_at = now + period
+                core.expect_beats(next_tick(period))
+                beat_at = core.tick + PATIENCE * period
                 self._safely(self._beat)
+                if now - self._reported_at > 1.5 * period:  # the next but one: it need not wake for that alone
+                    core.report_due.set()
             self._safely(self._lifecycle.step)
             if news:
                 self._published = None
@@ -125,6 +131,13 @@ class ControlApp:
                 self._safely(self._publish)
             self._safely(self._save)
             core.turned()
+
+    async def _turn_due(self, beat_at: float) -> None:
+        due = self.core.due
+        timer = asyncio.get_running_loop().call_at(beat_at, due.set)
+        await due.wait()
+        timer.cancel()
+        due.clear()
 
     def _beat(self) -> None:
         core = self.core
@@ -134,7 +147,7 @@ class ControlApp:
         counters, now = core.ledger.counters(), time.monotonic()
         self._history.rates.sample(counters, now)
         self._history.beat(now)
-        told = counters, [worker.totals.gauges for worker in core.table], core.shown_state
+        told = counters, [(worker.totals.gauges, worker.rss_bytes) for worker in core.table], core.shown_state
         if told != self._told or now - self._rendered_at >= RENDER_AGAIN:
             self._told, self._rendered_at = told, now
             core.metrics_text = self._metrics.render()
@@ -184,11 +197,12 @@ class ControlApp:
     async def _reports(self) -> None:
         """Report at each other heartbeat, at each change of state, and at each event: what ends or stops comes as an event at once."""
         core, limits = self.core, self.core.boot.args.supervision
-        period = min(2 * limits.heartbeat, limits.control_timeout / 4)
+        # The beat asks for one at each other heartbeat: then this wait is not what ends.
+        period = min(2.5 * limits.heartbeat, limits.control_timeout / 4)
         while True:
             core.report_due.clear()
             try:
-                asked = time.monotonic()
+                asked = self._reported_at = time.monotonic()
                 core.take_snapshot(await core.supervisor.report(self._report()), asked)
                 core.reports += 1
                 self._away = False
@@ -197,8 +211,9 @@ class ControlApp:
                 if not self._away:
                     log.warning("the supervisor does not answer: %s", error)
                 self._away = True
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(core.report_due.wait(), period)
+            timer = asyncio.get_running_loop().call_later(period, core.report_due.set)
+            await core.report_due.wait()
+            timer.cancel()
 
     def _see_to_hangups(self) -> None:
         """Several that came together are one."""

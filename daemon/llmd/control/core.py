@@ -25,9 +25,26 @@ from llmd.control.supervisor_client import SupervisorClient
 from llmd.control.table import Worker, WorkerTable, is_dead
 from llmd.plan.context import WorkerContext
 from llmd.plan.spec import Boot
-from llmd.wire.messages import ClaimNames, Hello, KeyUse, Message, Publish, Ready, ReleaseNames
+from llmd.wire.messages import ClaimNames, Heartbeat, Hello, KeyUse, Message, Publish, Ready, ReleaseNames
 
 log = logging.getLogger("llmd.control")
+
+
+class Changed:
+    """Something that others should know at once. `set` ends the wait for the next turn as well."""
+
+    def __init__(self, due: asyncio.Event) -> None:
+        self._due = due
+        self._new = False
+
+    def set(self) -> None:
+        self._new = True
+        self._due.set()
+
+    def take(self) -> bool:
+        """Whether there was something since the last call."""
+        new, self._new = self._new, False
+        return new
 
 
 #: The frontend of a caller that has embedded llmd: a worker that is no child of the supervisor.
@@ -67,8 +84,13 @@ class Core:
         self.load_s: float | None = None
         """How long the engine was away when it last started; None: this control has seen no start."""
         self.metrics_text = ""
-        self.changed = asyncio.Event()
-        """Something that others should know at once."""
+        self.due = asyncio.Event()
+        """The next turn of control's loop is."""
+        self.changed = Changed(self.due)
+        self.tick = 0.0
+        """When (monotonic) the heartbeats of this round are sent."""
+        self._unheard: set[str] = set()
+        """Whose heartbeat of this round has not come."""
         self.report_due = asyncio.Event()
         self.reconfiguring = False
         """The configuration is being reloaded."""
@@ -204,9 +226,23 @@ class Core:
             case KeyUse() | ReleaseNames() | ClaimNames():
                 if worker.role == "frontend":
                     self._sharing.take(worker, message)
+            case Heartbeat():
+                if worker.beat_at >= self.tick and worker.name in self._unheard:
+                    self._unheard.remove(worker.name)
+                    if not self._unheard:
+                        self.due.set()
             case _:
                 if worker.beat_at == 0.0:
                     self.changed.set()
+
+    def expect_beats(self, tick: float) -> None:
+        """A new round of heartbeats, which are sent at `tick`."""
+        self.tick, self._unheard = tick, {worker.name for worker in self.table}
+
+    @property
+    def all_heard(self) -> bool:
+        """Every worker's heartbeat of this round has come; False where there is no worker."""
+        return not self._unheard and time.monotonic() >= self.tick and any(True for _ in self.table)
 
     def _greet(self, worker: Worker) -> None:
         """Tell a process that has come up what was set by hand since its configuration was written."""

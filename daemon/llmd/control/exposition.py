@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from llmd.control.catalog import CATALOG, Kind, Metric
 from llmd.wire.messages import HistogramTotals
@@ -42,14 +43,16 @@ def _lines(families: dict[str, tuple[Kind, list[str]]], key: str, kind: str) -> 
     return entry[1] if entry[0] == wanted else []
 
 
-def _histogram(key: str, histogram: HistogramTotals) -> list[str]:
+@lru_cache(maxsize=256)
+def _histogram(key: str, histogram: HistogramTotals) -> tuple[str, ...]:
+    """Most of the text, and most of the time nothing of it is new."""
     name, _, rest = key.partition("{")
     labels = rest.removesuffix("}")
     prefix = f"{labels}," if labels else ""
     suffix = f"{{{labels}}}" if labels else ""
     edges = [*(_number(bound) for bound in histogram.bounds), "+Inf"]
     lines = [f'{name}_bucket{{{prefix}le="{edge}"}} {count}' for edge, count in zip(edges, histogram.counts, strict=True)]
-    return [*lines, f"{name}_sum{suffix} {_number(histogram.sum)}", f"{name}_count{suffix} {histogram.counts[-1]}"]
+    return (*lines, f"{name}_sum{suffix} {_number(histogram.sum)}", f"{name}_count{suffix} {histogram.counts[-1]}")
 
 
 def _number(value: float) -> str:

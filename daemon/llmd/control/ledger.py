@@ -46,9 +46,12 @@ class Ledger:
 
     def __init__(self, data: LedgerData | None = None) -> None:
         self.data = data or LedgerData()
+        self._sums: dict[str, float] | None = None
+        """What `counters` has last given, while nothing has changed."""
 
     def inc(self, name: str, value: float = 1.0, **labels: str) -> None:
         """Add to a counter of control's own."""
+        self._sums = None
         _add(self.data.counters, series(name, tuple(labels.items())), value)
 
     def take(self, worker: str, incarnation: int, totals: Totals, extra: Mapping[str, float] | None = None) -> None:
@@ -61,19 +64,22 @@ class Ledger:
                 self._fold(current)
             current = self.data.current[worker] = Current(incarnation)
         for key, value in {**totals.counters, **(extra or {})}.items():
-            if math.isfinite(value) and value >= current.counters.get(key, 0.0) and _known_or_valid(key, current.counters):
-                current.counters[key] = value
+            known = current.counters.get(key)
+            if value != known and math.isfinite(value) and value >= (known or 0.0) and (known is not None or valid_key(key)):
+                current.counters[key], self._sums = value, None
         for key, histogram in totals.histograms.items():
-            if _sound(histogram, current.histograms.get(key)) and _known_or_valid(key, current.histograms):
+            known_histogram = current.histograms.get(key)
+            if histogram != known_histogram and _sound(histogram, known_histogram) and (known_histogram is not None or valid_key(key)):
                 current.histograms[key] = histogram
 
-    def counters(self) -> dict[str, float]:
-        """All counters, added up."""
-        result = dict(self.data.counters)
-        for current in self.data.current.values():
-            for key, value in current.counters.items():
-                _add(result, key, value)
-        return result
+    def counters(self) -> Mapping[str, float]:
+        """All counters, added up; the same object while none of them has changed."""
+        if self._sums is None:
+            self._sums = dict(self.data.counters)
+            for current in self.data.current.values():
+                for key, value in current.counters.items():
+                    _add(self._sums, key, value)
+        return self._sums
 
     def histograms(self) -> dict[str, HistogramTotals]:
         """All histograms, added up."""
@@ -88,10 +94,6 @@ class Ledger:
             _add(self.data.counters, key, value)
         for name, histogram in current.histograms.items():
             self.data.histograms[name] = _merge(self.data.histograms.get(name), histogram)
-
-
-def _known_or_valid(key: str, known: Mapping[str, object]) -> bool:
-    return key in known or valid_key(key)
 
 
 def _add(counters: dict[str, float], key: str, value: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import psutil
@@ -35,18 +34,23 @@ class Metrics:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._self = psutil.Process()
-        self._parent = psutil.Process(os.getppid())
         self._took = 0.0
+        self._taken: dict[str, tuple[int, Totals, float]] = {}
 
     def take(self, worker: Worker) -> None:
-        """A heartbeat's totals."""
-        self._core.ledger.take(worker.name, worker.incarnation, worker.totals, {_cpu(worker.role, worker.rank): _tenths(worker.cpu_s)})
+        """A heartbeat's totals, where they are new."""
+        cpu_s, known = _tenths(worker.cpu_s), self._taken.get(worker.name)
+        if known is not None and known[0] == worker.incarnation and known[1] is worker.totals and known[2] == cpu_s:
+            return
+        self._taken[worker.name] = worker.incarnation, worker.totals, cpu_s
+        self._core.ledger.take(worker.name, worker.incarnation, worker.totals, {_cpu(worker.role, worker.rank): cpu_s})
 
     def take_own(self) -> None:
         """CPU time of control itself, and of the supervisor."""
         core = self._core
         core.ledger.take("control-0", core.context.incarnation, Totals(), {_cpu("control", 0): _tenths(time.process_time())})
-        core.ledger.take("supervisor-0", 1, Totals(), {_cpu("supervisor", 0): _tenths(_cpu_seconds(self._parent))})
+        if core.snapshot is not None:
+            core.ledger.take("supervisor-0", 1, Totals(), {_cpu("supervisor", 0): _tenths(core.snapshot.cpu_s)})
 
     def render(self) -> str:
         """The exposition, complete."""
@@ -128,11 +132,3 @@ def _cpu(role: str, rank: int) -> str:
 def _tenths(seconds: float) -> float:
     """CPU time in whole tenths: each change of a counter is a new state file, and an idle daemon would write one with each heartbeat."""
     return int(seconds * 10) / 10
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)

@@ -64,6 +64,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     pid: int
     uptime_s: float = 0.0
     rss_bytes: int = 0
+    cpu_s: float = 0.0
     epoch: int = 0
     stopping: bool = False
     drain_left_s: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -27,7 +28,7 @@ class Rates:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float, float]] = deque()
 
-    def sample(self, counters: dict[str, float], now: float) -> None:
+    def sample(self, counters: Mapping[str, float], now: float) -> None:
         """Take the counters' values at `now`."""
         self._samples.append((now, counters.get("llmd_prompt_tokens_total", 0.0), counters.get("llmd_generation_tokens_total", 0.0)))
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_WINDOW:

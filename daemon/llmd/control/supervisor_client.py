@@ -1,7 +1,7 @@
 """XML-RPC to the supervisor over its unix socket: `llmd.report`, `llmd.kill`, `llmd.restartEngine`, `llmd.shutdown`, `llmd.giveUp`.
 
-Every call runs in a thread, has a deadline and carries JSON strings both ways. Reports have a thread of their own, so that no
-other call can hold them up: the supervisor replaces a control whose reports stop.
+Every call has a deadline and carries JSON strings both ways. Reports have a connection of their own, which is kept, and no other call
+can hold them up: the supervisor replaces a control whose reports stop. All other calls run in threads.
 """
 
 from __future__ import annotations
@@ -74,19 +74,73 @@ def call(path: Path, method: str, *arguments: str, timeout: float = CALL_TIMEOUT
         connection.close()
 
 
+class _Line:
+    """XML-RPC over one kept connection, in the event loop. For calls that may be made twice: a kept connection may be at its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def call(self, method: str, *arguments: str) -> Any:
+        """One call, within CALL_TIMEOUT. Raises SupervisorAway."""
+        body = xmlrpc.client.dumps(arguments, method).encode()
+        request = b"POST /RPC2 HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/xml\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT):
+                kept = self._streams is not None
+                try:
+                    data = await self._exchange(request)
+                except (OSError, EOFError):
+                    self.close()
+                    if not kept:
+                        raise
+                    data = await self._exchange(request)
+            values, _ = xmlrpc.client.loads(data)
+            return values[0]
+        except xmlrpc.client.Fault as fault:
+            raise SupervisorAway(f"{method}: {fault.faultString}") from None
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, ExpatError, xmlrpc.client.Error, IndexError) as error:
+            self.close()
+            raise SupervisorAway(f"{method}: {type(error).__name__}: {error}") from None
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """The next call connects anew."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+    async def _exchange(self, request: bytes) -> bytes:
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(self._path)
+        reader, writer = self._streams
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in head[1:] if ": " in line)
+        data = await reader.readexactly(int(headers["content-length"])) if "content-length" in headers else await reader.read()
+        version, status, *_ = head[0].split()
+        if version != "http/1.1" or headers.get("connection") == "close":
+            self.close()
+        if status != "200":
+            raise ValueError(f"HTTP {status}")
+        return data
+
+
 class SupervisorClient:
     """The supervisor, as control sees it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._reports = ThreadPoolExecutor(1, thread_name_prefix="report")
+        self._reports = _Line(path)
         self._calls = ThreadPoolExecutor(2, thread_name_prefix="supervisor")
 
     async def report(self, report: Report) -> Snapshot:
         """Tell the state, get the snapshot. Raises SupervisorAway."""
-        text = await self._call(self._reports, "llmd.report", report)
+        text = await self._reports.call("llmd.report", msgspec.json.encode(report).decode())
         try:
-            return snapshot.decode(text)
+            return snapshot.decode(str(text))
         except (msgspec.DecodeError, TypeError) as error:
             raise SupervisorAway(f"llmd.report: {error}") from None
 
@@ -121,18 +175,14 @@ class SupervisorClient:
         os.kill(pid, signal.SIGTERM)
 
     def close(self) -> None:
-        self._reports.shutdown(wait=False, cancel_futures=True)
+        self._reports.close()
         self._calls.shutdown(wait=False, cancel_futures=True)
 
     async def _do(self, method: str, argument: Any) -> None:
-        text = await self._call(self._calls, method, argument)
+        text = str(await asyncio.get_running_loop().run_in_executor(self._calls, call, self._path, method, msgspec.json.encode(argument).decode()))
         try:
             answer = msgspec.json.decode(text, type=_Answer)
         except msgspec.DecodeError as error:
             raise SupervisorAway(f"{method}: {error}") from None
         if not answer.ok:
             raise SupervisorAway(f"{method}: {answer.message}")
-
-    async def _call(self, pool: ThreadPoolExecutor, method: str, argument: Any) -> str:
-        text = msgspec.json.encode(argument).decode()
-        return str(await asyncio.get_running_loop().run_in_executor(pool, call, self._path, method, text))

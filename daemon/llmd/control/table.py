@@ -113,7 +113,8 @@ class WorkerTable:
     def heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
         worker.heard_at = worker.beat_at = now
         worker.phase, worker.step_age_s, worker.steps = message.phase, message.step_age_s, message.steps
-        worker.rss_bytes, worker.cpu_s, worker.totals, worker.tables = message.rss_bytes, message.cpu_s, message.totals, message.tables
+        worker.rss_bytes, worker.cpu_s = message.rss_bytes, message.cpu_s
+        worker.totals, worker.tables = message.totals or worker.totals, message.tables or worker.tables
 
     def drop(self, worker: Worker) -> None:
         """The process is gone."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 import zmq
 
 from llmd.errors import RequestError
+from llmd.frontend import turning
 from llmd.frontend.channels import OutputReceiver, SchedulerPort
 from llmd.frontend.commands import obey
 from llmd.frontend.engine_view import EngineView
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 #: Why a request waits instead of being refused: each of these passes.
 _PASSING: Final = frozenset({"loading", "draining", "engine_unavailable"})
-_BEAT_S: Final = 0.25
 
 
 class EmbeddedFrontend:
@@ -64,7 +64,7 @@ class EmbeddedFrontend:
         self._over: RequestError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._link.start()
-        self._spawn(self._beat())
+        self._spawn(turning.beat(self._pulse, boot.args.supervision.heartbeat))
 
     async def prepare(self) -> None:
         """Load the tokenizer, and say Ready. Raises LlmdError."""
@@ -117,11 +117,6 @@ class EmbeddedFrontend:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _beat(self) -> None:
-        while True:
-            self._pulse.beat()
-            await asyncio.sleep(_BEAT_S)
 
     def _from_control(self, message: Command | Publish) -> None:
         """In the link's thread."""

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import zmq
@@ -21,6 +21,7 @@ import zmq
 from llmd import failpoints
 from llmd.config import ServerArgs
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK, LlmdError, ResourceError
+from llmd.frontend import turning
 from llmd.frontend.accepting import Board
 from llmd.frontend.access_log import AccessLog
 from llmd.frontend.app import create_app
@@ -43,9 +44,6 @@ from llmd.wire.link import WorkerLink, hello
 from llmd.wire.messages import Command, KeyUses, NamesClaimed, Publish, Shared
 
 log = logging.getLogger(__name__)
-
-#: Seconds between beats of the event loop's pulse.
-BEAT_S: Final = 0.25
 
 
 def run(context: WorkerContext) -> int:
@@ -126,7 +124,7 @@ class Frontend:
         self._access_log.start()
         self._link.start()
         self._spawn(self._prepare())
-        self._spawn(self._beat())
+        self._spawn(turning.beat(self._pulse, self._context.boot.args.supervision.heartbeat))
         try:
             yield
         finally:
@@ -192,11 +190,6 @@ class Frontend:
         self._port.patience = args.supervision.recover_timeout
         self.server.config.timeout_keep_alive = args.http.keep_alive  # type: ignore[assignment]
         self._link.reply(command)
-
-    async def _beat(self) -> None:
-        while True:
-            self._pulse.beat()
-            await asyncio.sleep(BEAT_S)
 
     async def _stop(self) -> None:
         await farewell(self._runtime)

@@ -17,6 +17,7 @@ from llmd.errors import RequestError
 from llmd.frontend.accepting import Acceptor, Board
 from llmd.frontend.exchange import FAULT, PIPE, TRANSPORT
 from llmd.frontend.replies import error_body
+from llmd.frontend.turning import until_tick
 from llmd.frontend.upgrades import without_offer
 
 #: Bytes of one request's headers at most; the parser itself has no limit.
@@ -271,7 +272,8 @@ class FrontendServer(uvicorn.Server):
     `board`: of several frontends at one queue; None: there is one."""
 
     def __init__(self, config: uvicorn.Config, board: Board | None = None) -> None:
-        self._exit = asyncio.Event()
+        self._exit = False
+        self._turn = asyncio.Event()
         self._board = board
         super().__init__(config)
 
@@ -289,20 +291,20 @@ class FrontendServer(uvicorn.Server):
 
     @property
     def should_exit(self) -> bool:
-        return self._exit.is_set()
+        return self._exit
 
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
-        if value:
-            self._exit.set()
-        else:
-            self._exit.clear()
+        self._exit = value
+        self._turn.set()
 
     async def main_loop(self) -> None:
         """uvicorn would look ten times a second whether to exit. A tick renews the Date header."""
         while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._exit.wait(), 1.0)
+            self._turn.clear()
+            timer = asyncio.get_running_loop().call_later(until_tick(1.0), self._turn.set)
+            await self._turn.wait()
+            timer.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -247,6 +247,7 @@ class Core:
             "pid": self._os.pid(),
             "uptime_s": round(now - self._started, 3),
             "rss_bytes": self._os.rss_bytes(self._os.pid()),
+            "cpu_s": self._os.cpu_s(),
             "epoch": self.epoch,
             "stopping": self.mode in ("draining", "stopping"),
             "drain_left_s": left,
@@ -297,16 +298,19 @@ class Core:
         return World(self.mode, self._alive(), owed=self._requests > 0, pardoned=pardoned, excused=frozenset(self._excused))
 
     def _step_units(self, now: float) -> bool:
-        spawned = False
+        spawned, world = False, self._world()
         for name, unit in self.units.items():
             # Twice, so that a death whose restart is due at once is answered in the same round.
             for _ in range(2):
-                history = self._histories.get(unit.group, ())
-                outcome = policy.step(unit, self.states[name], history, self.settings.restart, self._world(), now, self._os.random)
-                if self.states[name].up and not outcome.state.up:
+                state, history = self.states[name], self._histories.get(unit.group, ())
+                outcome = policy.step(unit, state, history, self.settings.restart, world, now, self._os.random)
+                if outcome.state is state and not outcome.actions:
+                    break
+                if state.up and not outcome.state.up:
                     self._excused -= set(unit.members)
                 self.states[name], self._histories[unit.group] = outcome.state, outcome.history
                 spawned |= self._act(unit, outcome.actions, "reload")
+                world = self._world()
         return spawned
 
     def _act(self, unit: Unit, actions: tuple[policy.Action, ...], reason: Reason) -> bool:

@@ -118,6 +118,10 @@ class Os:
         """Processes that the kernel has killed for want of memory, on this machine or in our control group; it only ever grows."""
         return _count("/proc/vmstat", "oom_kill") + _count(f"/sys/fs/cgroup{_cgroup()}/memory.events", "oom_kill")
 
+    def cpu_s(self) -> float:
+        """CPU time of this process."""
+        return time.process_time()
+
     def rss_bytes(self, pid: int) -> int:
         """Resident memory of a process, 0 when it is gone."""
         try:

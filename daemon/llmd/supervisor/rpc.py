@@ -67,8 +67,10 @@ class LlmdNamespace:
 
     def report(self, text: str) -> str:
         """control's state -> the snapshot of all processes."""
+        mode = self._core.mode
         snapshot = self._core.report(_decode(text, Report))
-        self._supervisor.wake()
+        if self._core.mode != mode:
+            self._supervisor.wake()
         return json.dumps(snapshot)
 
     def kill(self, text: str) -> str:

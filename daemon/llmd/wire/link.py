@@ -1,12 +1,15 @@
 """`WorkerLink`: a worker's line to control, in one thread of its own: Hello, Progress, Ready, heartbeats out; commands in.
 
 The thread says Hello again whenever control asks, so control may be replaced at any time. Messages that control is not
-there to take are dropped: each heartbeat tells the whole truth again.
+there to take are dropped: a heartbeat leaves out only what control has been told, and from time to time nothing at all.
+
+All processes beat at the same moments, so that what hears them wakes once for all of them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import threading
@@ -16,12 +19,16 @@ from typing import Any, Protocol
 
 import zmq
 
+from llmd.observability.pulse import next_tick
 from llmd.wire import sockets
 from llmd.wire.codec import BadFrame, Decoder, encode
 from llmd.wire.messages import Command, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply, Shared, Totals, WorkerInput
 from llmd.wire.tables import Tables
 
 log = logging.getLogger(__name__)
+
+#: Seconds after which a heartbeat tells all again, though control has heard it.
+TELL_AGAIN_S = 10.0
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -72,6 +79,9 @@ class WorkerLink:
         self._wakeup = sockets.Wakeup()
         self._stage: Message = Progress(stage="starting")
         self._stopping = False
+        self._told: tuple[Totals | None, Tables | None] = None, None
+        """What control knows."""
+        self._told_at = 0.0
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="control-link", daemon=True)
         self.bad_frames = 0
@@ -128,17 +138,19 @@ class WorkerLink:
         self._introduce(socket)
         next_beat = time.monotonic()
         while not self._stopping:
-            poller.poll(max(0, int((next_beat - time.monotonic()) * 1000)))
-            self._wakeup.clear()
+            # Rounded up: it would otherwise turn without pause in the last millisecond before each beat.
+            ready = dict(poller.poll(max(0, math.ceil((next_beat - time.monotonic()) * 1000))))
+            if self._wakeup.fd in ready:
+                self._wakeup.clear()
             self._flush(socket)
-            while (frame := sockets.receive(socket)) is not None:
+            while socket in ready and (frame := sockets.receive(socket)) is not None:
                 self._take(socket, decoder, frame)
             late = time.monotonic() - next_beat
             if late >= 0:
                 if late > self._period:
                     self._pulse.forgive(late)
                 self._send_beat(socket)
-                next_beat = time.monotonic() + self._period
+                next_beat = next_tick(self._period)
         self._flush(socket)
         socket.close()
 
@@ -168,6 +180,7 @@ class WorkerLink:
             log.exception("a message from control could not be handled")
 
     def _introduce(self, socket: zmq.Socket[bytes]) -> None:
+        self._told = None, None
         self._send(socket, self._hello)
         self._send(socket, self._stage)
         for message in self._introduction():
@@ -176,11 +189,15 @@ class WorkerLink:
     def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
         """Whatever goes wrong with one heartbeat, the next one is tried: this thread's end would look like a hang."""
         try:
-            self._send(socket, self._beat())
+            if time.monotonic() - self._told_at >= TELL_AGAIN_S:
+                self._told, self._told_at = (None, None), time.monotonic()
+            now, told = (self._totals(), self._tables()), self._told
+            beat = self._beat(None if now[0] == told[0] else now[0], None if now[1] == told[1] else now[1])
+            self._told = now if self._send(socket, beat) else (None, None)
         except Exception:
             log.exception("a heartbeat could not be made")
 
-    def _beat(self) -> Heartbeat:
+    def _beat(self, totals: Totals | None, tables: Tables | None) -> Heartbeat:
         """Opens no file: a process that is out of descriptors is not hung."""
         times = os.times()
         return Heartbeat(
@@ -189,16 +206,17 @@ class WorkerLink:
             steps=self._pulse.steps,
             rss_bytes=int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE,
             cpu_s=times.user + times.system,
-            totals=self._totals(),
-            tables=self._tables(),
+            totals=totals,
+            tables=tables,
         )
 
     @staticmethod
-    def _send(socket: zmq.Socket[bytes], message: Message) -> None:
+    def _send(socket: zmq.Socket[bytes], message: Message) -> bool:
         try:
             socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            return
+            return False
+        return True
 
 
 def hello(role: str, rank: int, incarnation: int, epoch: int) -> Hello:

@@ -293,8 +293,9 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     steps: int
     rss_bytes: int
     cpu_s: float
-    totals: Totals = Totals()
-    tables: Tables = Tables()
+    totals: Totals | None = None
+    tables: Tables | None = None
+    """None: as they were in the last one. A control that has just been met is told them."""
 
 
 class Reply(Message, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ from llmd.wire.messages import (
     TextChunk,
     TokenChunk,
 )
+from tests.beats import totals_of, whole
 from tests.daemon import wait_for
 from tests.unit.tokenizer import samples
 
@@ -67,6 +68,7 @@ class World:
         self.control.setsockopt(zmq.LINGER, 0)
         self.control.bind(self.ports.control)
         self.last: dict[type, Any] = {}
+        self.beat: Heartbeat | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.incarnation = 1
 
@@ -93,6 +95,8 @@ class World:
                 if stale or (isinstance(message, Ready) and Hello not in self.last):
                     continue  # the last words of one that was killed
                 self.last[type(message)] = message
+                if isinstance(message, Heartbeat):
+                    self.last[Heartbeat] = self.beat = whole(message, self.beat)
                 if isinstance(message, Heartbeat) and not {Hello, Ready} <= self.last.keys():
                     self.control.send_multipart([self.identity, encode(Command(id=0, verb="hello"))])
         return True
@@ -115,7 +119,7 @@ class World:
         return beat
 
     def states(self) -> float:
-        return self.heartbeat().totals.gauges["llmd_detokenizer_states"]
+        return totals_of(self.heartbeat()).gauges["llmd_detokenizer_states"]
 
     def send(self, *chunks: TokenChunk, epoch: int = 1) -> None:
         message = BatchTokenIDOutput(epoch=epoch, chunks=list(chunks))
@@ -242,7 +246,7 @@ def test_bad_and_stale_frames_are_counted_and_harmless(world: World) -> None:
     world.send(first("old", "x"), epoch=1)
     world.send(first("b", "y"), epoch=2)
     assert [chunk.rid for chunk in world.receive(0).chunks] == ["b"]
-    counters = world.heartbeat().totals.counters
+    counters = totals_of(world.heartbeat()).counters
     assert counters['llmd_wire_bad_frames_total{channel="detokenizer"}'] == 1
     assert counters['llmd_wire_stale_messages_total{channel="detokenizer"}'] == 1
 
@@ -257,7 +261,7 @@ def test_a_frontend_that_is_away_costs_bounded_memory_and_nobody_else(world: Wor
         world.send(first(f"here{n}", "y"))
         assert world.receive(0).chunks[0].rid == f"here{n}"
     assert psutil.Process(process.pid).memory_info().rss - rss < 100e6
-    assert wait_for("a dropped backlog", lambda: world.heartbeat().totals.counters.get("llmd_detokenizer_dropped_backlogs_total"), 5)
+    assert wait_for("a dropped backlog", lambda: totals_of(world.heartbeat()).counters.get("llmd_detokenizer_dropped_backlogs_total"), 5)
     world.frontends[1] = sockets.pull(world.context, world.ports.tokenizer(1))
     world.send(first("back", "z", frontend=1))
     wait_for("output for the frontend that came back", lambda: any(chunk.rid == "back" for chunk in getattr(world.receive(1), "chunks", [])), 10)

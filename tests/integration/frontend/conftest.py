@@ -50,6 +50,7 @@ from llmd.wire.messages import (
     TokenizedGenerateReqInput,
     TokenLogprob,
 )
+from tests.beats import totals_of, whole
 
 EOS = 256
 CONTEXT = 512
@@ -246,7 +247,7 @@ class FakeControl(threading.Thread):
             case Ready():
                 self.ready.set()
             case Heartbeat():
-                self.beats.append(message)
+                self.beats.append(whole(message, self.beats[-1] if self.beats else None))
             case Reply():
                 self.replies[message.id] = message
 
@@ -266,11 +267,11 @@ class FakeControl(threading.Thread):
 
     def counter(self, name: str) -> float:
         """A counter of the last heartbeat."""
-        return self.beats[-1].totals.counters.get(name, 0.0) if self.beats else 0.0
+        return totals_of(self.beats[-1]).counters.get(name, 0.0) if self.beats else 0.0
 
     def gauge(self, name: str) -> float | None:
         """As the last heartbeat says, if there was one."""
-        return self.beats[-1].totals.gauges.get(name) if self.beats else None
+        return totals_of(self.beats[-1]).gauges.get(name) if self.beats else None
 
 
 def picture(**changes: Any) -> Publish:
@@ -384,7 +385,7 @@ class World:
         """Outcome -> requests, over all endpoints, from the last heartbeat."""
         counts: dict[str, float] = {}
         wait_for(lambda: bool(self.control.beats), 5, "a heartbeat")
-        for name, value in self.control.beats[-1].totals.counters.items():
+        for name, value in totals_of(self.control.beats[-1]).counters.items():
             if name.startswith("llmd_requests_total{"):
                 outcome = name.split('outcome="')[1].split('"')[0]
                 counts[outcome] = counts.get(outcome, 0) + value

@@ -36,6 +36,7 @@ from llmd.wire.messages import (
     TokenChunk,
     TokenizedGenerateReqInput,
 )
+from tests.beats import totals_of, whole
 
 SLOW = float(os.environ.get("LLMD_TEST_SLOWNESS", "1"))
 EOS = 257
@@ -177,7 +178,7 @@ class Engine:
             if isinstance(message, Ready):
                 self.ready = message
             elif isinstance(message, Heartbeat):
-                self.heartbeats.append(message)
+                self.heartbeats.append(whole(message, self.heartbeats[-1] if self.heartbeats else None))
                 if self.ready is None:  # what it said before its line stood is lost; control asks again
                     self._control.send_multipart([self._peer, encode(Command(id=0, verb="hello"))])
             elif isinstance(message, Reply):
@@ -210,7 +211,7 @@ class Engine:
         """From a heartbeat that is sent after this call."""
         seen = len(self.heartbeats)
         self.until("heartbeat", lambda: len(self.heartbeats) > seen + 1, 5)
-        totals = self.heartbeats[-1].totals
+        totals = totals_of(self.heartbeats[-1])
         return (totals.gauges | totals.counters).get(name, 0.0)
 
 

@@ -73,6 +73,9 @@ class World(Os):
                 self.die(name, -sig)
         return True
 
+    def cpu_s(self) -> float:
+        return 0.5
+
     def rss_bytes(self, pid: int) -> int:
         return 1
 
