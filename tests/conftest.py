@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import ssl
+from typing import Any
 
+import certifi
 import hypothesis
 import pytest
 
@@ -19,6 +23,19 @@ def pytest_configure(config: pytest.Config) -> None:
         if (name.startswith("LLMD_") and not name.startswith("LLMD_TEST_")) or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
             del os.environ[name]
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as in the plan; MKL reads it once
+    _read_public_certificates_once()
+
+
+def _read_public_certificates_once() -> None:
+    """Each call of httpx reads all public certificates, which takes 25 ms; no test needs them, and tests make thousands of calls."""
+    make = ssl.create_default_context
+    shared = functools.cache(lambda file: make(cafile=file))
+    public = {certifi.where(), os.environ.get("SSL_CERT_FILE")}
+
+    def make_or_share(*args: Any, **how: Any) -> ssl.SSLContext:
+        return shared(how["cafile"]) if not args and how.keys() == {"cafile"} and how["cafile"] in public else make(*args, **how)
+
+    ssl.create_default_context = make_or_share
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
