@@ -1,7 +1,8 @@
-"""A scheduler in a thread of its own, with the real input: for what it does while it has nothing to do, and how it wakes."""
+"""For what a process does while it has nothing to do: the kernel's books of it, and a scheduler in a thread of its own, with the real input."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -17,6 +18,17 @@ from llmd.scheduler.input import Input
 from llmd.wire import sockets
 from llmd.wire.messages import Command, SamplingParams, TokenizedGenerateReqInput
 from tests.unit.scheduler.harness import Bench, CheckingRunner
+
+
+def books(pid: int) -> tuple[float, int]:
+    """(CPU seconds, times that it was woken: all of its threads' waits) since the process's start."""
+    cpu_ns = waits = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            cpu_ns += int((thread / "schedstat").read_text().split()[0])
+            lines = (thread / "status").read_text().splitlines()
+            waits += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return cpu_ns / 1e9, waits
 
 
 class IdleScheduler:

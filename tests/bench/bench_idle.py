@@ -16,17 +16,7 @@ from typing import Any
 import psutil
 
 from tests.daemon import Daemon
-from tests.idle import IdleScheduler
-
-
-def _books(process: psutil.Process) -> tuple[float, int]:
-    """(CPU seconds, times that it was woken: all of its threads' waits)."""
-    cpu = process.cpu_times()
-    waits = 0
-    for thread in Path(f"/proc/{process.pid}/task").iterdir():
-        lines = (thread / "status").read_text().splitlines()
-        waits += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
-    return cpu.user + cpu.system, waits
+from tests.idle import IdleScheduler, books
 
 
 def idle(model: str, seconds: float) -> float:
@@ -39,9 +29,9 @@ def idle(model: str, seconds: float) -> float:
         assert daemon.process is not None
         processes = [psutil.Process(daemon.process.pid), *daemon.children()]
         names = ["supervisor", *(" ".join(p.cmdline()).strip() for p in processes[1:])]
-        before, began = [_books(p) for p in processes], time.monotonic()
+        before, began = [books(p.pid) for p in processes], time.monotonic()
         time.sleep(seconds)
-        after, took = [_books(p) for p in processes], time.monotonic() - began
+        after, took = [books(p.pid) for p in processes], time.monotonic() - began
         total = 0.0
         for name, (cpu0, waits0), (cpu1, waits1) in zip(names, before, after, strict=True):
             total += (cpu1 - cpu0) / took

@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 import zmq
 
-from llmd.wire.codec import Decoder
-from llmd.wire.messages import ControlInput, Heartbeat
+from llmd.wire.codec import Decoder, encode
+from llmd.wire.messages import Command, ControlInput, Heartbeat, Totals
+from llmd.wire.tables import Tables
 
 WORKER = """
 import sys, os, resource, time
 from llmd.observability.pulse import Pulse
+from llmd.wire import link as module
 from llmd.wire.link import WorkerLink, hello
 from llmd.wire.messages import Totals
+module.TELL_AGAIN_S = 1e6
 pulse = Pulse(always=True)
 link = WorkerLink(sys.argv[1], hello("frontend", 0, 1, 1), heartbeat=0.1, pulse=pulse, totals=Totals, on_message=print)
 link.start()
@@ -85,6 +88,15 @@ def test_heartbeats_need_no_descriptor(peer: Peer) -> None:
     assert len(beats) >= 3
     assert beats[-1].rss_bytes > 2**20
     assert beats[-1].rss_bytes % resource.getpagesize() == 0
+
+
+def test_what_control_knows_is_not_told_again(peer: Peer) -> None:
+    beats = peer.beats(1.0)
+    assert beats and all(beat.totals is None and beat.tables is None for beat in beats)
+    identity = peer.socket.recv_multipart()[0]
+    peer.socket.send_multipart([identity, encode(Command(id=0, verb="hello"))])  # as a control says it that does not know who this is
+    beats = peer.beats(1.0)
+    assert [(beat.totals, beat.tables) for beat in beats if beat.totals is not None or beat.tables is not None] == [(Totals(), Tables())]
 
 
 def test_a_frozen_process_is_not_to_blame_for_it(peer: Peer) -> None:
