@@ -6,13 +6,13 @@ A test compares the files with what this module makes, so that they cannot drift
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from pathlib import Path
 
+from llmctl import completions
 from llmctl.exits import MEANINGS
 from llmctl.options import GLOBAL, Option
-from llmctl.verb import Arg, Verb
+from llmctl.verb import Arg
 from llmctl.verbs import VERBS, module_of
 
 _RISKS = {
@@ -75,92 +75,12 @@ def man_page() -> str:
     return "\n".join([*lines, ".SH SEE ALSO", ".BR llmd (1)"]) + "\n"
 
 
-def bash() -> str:
-    """Completion for bash."""
-    cases = "\n".join(f"    {name}) words='{' '.join(_words(verb))}' ;;" for name, verb in VERBS.items())
-    choices = "\n".join(f"    {' | '.join(names)}) COMPREPLY=($(compgen -W '{' '.join(values)}' -- \"$current\")); return ;;" for names, values in _valued())
-    paths = " | ".join(_path_options())
-    return f"""\
-# Written by python -m llmctl.generate; install as /usr/share/bash-completion/completions/llmctl
-_llmctl() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" verb='' words='' word
-  COMPREPLY=()
-  case "$previous" in
-{choices}
-    {paths}) COMPREPLY=($(compgen -f -- "$current")); return ;;
-  esac
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-    case "$word" in {" | ".join(VERBS)}) verb="$word"; break ;; esac
-  done
-  case "$verb" in
-    '') words='{" ".join(VERBS)}' ;;
-{cases}
-  esac
-  case "$verb:$current" in
-    abort:[!-]*|abort:) words="$words $(llmctl requests -o json 2>/dev/null | sed -n 's/.*"request": "\\([^"]*\\)".*/\\1/p')" ;;
-    reload:*/*) COMPREPLY=($(compgen -f -- "$current")); return ;;
-  esac
-  COMPREPLY=($(compgen -W "$words {" ".join(_global_words())}" -- "$current"))
-}}
-complete -F _llmctl llmctl
-"""
-
-
-def zsh() -> str:
-    """Completion for zsh."""
-    verbs = "\n".join(f"    '{name}:{_quoted(verb.line)}'" for name, verb in VERBS.items())
-    cases = []
-    for name, verb in VERBS.items():
-        entries = [_zsh(entry) for entry in verb.args]
-        cases.append(f"      {name}) _arguments -s $options {' '.join(entries)} ;;")
-    options = "\n".join(f"    {_zsh_option(option)}" for option in GLOBAL)
-    body = "\n".join(cases)
-    return f"""\
-#compdef llmctl
-# Written by python -m llmctl.generate; install as _llmctl in a directory of $fpath
-_llmctl() {{
-  local -a verbs options
-  verbs=(
-{verbs}
-  )
-  options=(
-{options}
-  )
-  _arguments -C -s $options '1: :->verb' '*:: :->rest'
-  case "$state" in
-    verb) _describe verb verbs ;;
-    rest)
-      case "$words[1]" in
-{body}
-      esac ;;
-  esac
-}}
-_llmctl "$@"
-"""
-
-
-def fish() -> str:
-    """Completion for fish."""
-    lines = ["# Written by python -m llmctl.generate; install as ~/.config/fish/completions/llmctl.fish", "complete -c llmctl -f"]
-    for option in GLOBAL:
-        lines.append(f"complete -c llmctl{_fish(option.names, option.choices, option.metavar, not option.is_flag)} -d '{_quoted(option.help)}'")
-    for name, verb in VERBS.items():
-        lines.append(f"complete -c llmctl -n __fish_use_subcommand -a {name} -d '{_quoted(verb.line)}'")
-        for entry in verb.args:
-            where = f"complete -c llmctl -n '__fish_seen_subcommand_from {name}'"
-            if entry.is_option:
-                lines.append(f"{where}{_fish(entry.names, entry.choices, entry.metavar, entry.kind != 'flag')} -d '{_quoted(entry.help)}'")
-            elif entry.choices:
-                lines.append(f"{where} -a '{' '.join(entry.choices)}'")
-    return "\n".join(lines) + "\n"
-
-
 FILES = {
     "docs/llmctl.md": manual,
     "packaging/man/llmctl.1": man_page,
-    "packaging/completions/llmctl.bash": bash,
-    "packaging/completions/_llmctl": zsh,
-    "packaging/completions/llmctl.fish": fish,
+    "packaging/completions/llmctl.bash": completions.bash,
+    "packaging/completions/_llmctl": completions.zsh,
+    "packaging/completions/llmctl.fish": completions.fish,
 }
 
 
@@ -179,59 +99,6 @@ def _argument(entry: Arg) -> str:
         return f"[{value}]" if entry.many else value
     shown = f"[{value}]" if entry.many else value
     return ", ".join(entry.names) + (f" {shown}" if shown else "")
-
-
-def _words(verb: Verb) -> list[str]:
-    found: list[str] = []
-    for entry in verb.args:
-        found += entry.names if entry.is_option else entry.choices
-    return found
-
-
-def _global_words() -> list[str]:
-    return [name for option in GLOBAL for name in option.names if name.startswith("--")]
-
-
-def _valued() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Options with a fixed set of values, and these."""
-    found: dict[tuple[str, ...], tuple[str, ...]] = {option.names: option.choices for option in GLOBAL if option.choices}
-    for verb in VERBS.values():
-        found |= {entry.names: entry.choices for entry in verb.args if entry.is_option and entry.choices}
-    return list(found.items())
-
-
-def _path_options() -> list[str]:
-    found = [name for option in GLOBAL if option.metavar in ("PATH", "FILE") for name in option.names]
-    found += [name for verb in VERBS.values() for entry in verb.args if entry.is_option and entry.complete == "path" for name in entry.names]
-    return list(dict.fromkeys(found))
-
-
-def _zsh(entry: Arg) -> str:
-    what = f"({' '.join(entry.choices)})" if entry.choices else "_files" if entry.complete == "path" else ""
-    if not entry.is_option:
-        return f"'{'*' if entry.many == '*' else ''}:{entry.names[0]}:{what}'"
-    value = "" if entry.kind == "flag" else f":{entry.metavar or 'value'}:{what}"
-    return f"'{entry.names[-1]}[{_quoted(entry.help)}]{value}'"
-
-
-def _zsh_option(option: Option) -> str:
-    what = f"({' '.join(option.choices)})" if option.choices else "_files" if option.metavar in ("PATH", "FILE") else ""
-    value = "" if option.is_flag else f":{option.metavar or 'value'}:{what}"
-    return f"'{option.names[-1]}[{_quoted(option.help)}]{value}'"
-
-
-def _fish(names: tuple[str, ...], choices: tuple[str, ...], metavar: str | None, takes: bool) -> str:
-    flags = "".join(f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}" for name in names)
-    if not takes:
-        return flags
-    if choices:
-        return f"{flags} -x -a '{' '.join(choices)}'"
-    return f"{flags} -r -F" if metavar in ("PATH", "FILE") else f"{flags} -x"
-
-
-def _quoted(text: str) -> str:
-    """Safe within single quotes, brackets and colons of the shells."""
-    return re.sub(r"[\[\]:`']", " ", text).replace("  ", " ").strip()
 
 
 def _roff(text: str) -> str:

@@ -14,6 +14,7 @@ from llmctl.context import Context
 from llmctl.exits import MEANINGS, CtlError
 from llmctl.options import GLOBAL
 from llmctl.output import Output
+from llmctl.usage import Parser, surplus
 from llmctl.verb import add
 from llmctl.verbs import VERBS, module_of
 
@@ -34,12 +35,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    verb = _verb(argv)
+    verb, before = _verb(argv)
+    if before:
+        raise surplus("", before)
     if verb is not None and verb not in VERBS:
         close = difflib.get_close_matches(verb, VERBS, 1, 0.6)
         hint = f"did you mean `llmctl {close[0]}`?" if close else f"there are: {', '.join(VERBS)}"
         raise CtlError(exits.USAGE, f"there is no verb {verb!r}", hint)
-    options = _parser(verb).parse_args(argv)
+    options, rest = _parser(verb).parse_known_args(argv)
+    if rest:
+        raise surplus(verb or "", rest)
     if verb is None:
         _parser(None).print_help(sys.stderr)
         return exits.USAGE
@@ -51,18 +56,19 @@ def _run(argv: list[str]) -> int:
     return status
 
 
-def _verb(argv: list[str]) -> str | None:
-    """What argv has in the verb's place; only that verb's module is imported, which keeps the start short."""
-    parser = argparse.ArgumentParser(prog="llmctl", add_help=False, allow_abbrev=False)
+def _verb(argv: list[str]) -> tuple[str | None, list[str]]:
+    """What argv has in the verb's place, and unknown options before it. Only that verb's module is imported, which keeps the start short."""
+    parser = Parser(prog="llmctl", add_help=False, allow_abbrev=False)
     _global_options(parser, suppress=True)
-    parser.add_argument("verb", nargs="?")
-    name: str | None = parser.parse_known_args(argv)[0].verb
-    return name
+    parser.add_argument("verb", nargs=argparse.REMAINDER)
+    options, unknown = parser.parse_known_args(argv)
+    name: str | None = next(iter(options.verb), None)
+    return name, [word for word in unknown if word not in ("-h", "--help")]
 
 
-def _parser(verb: str | None) -> argparse.ArgumentParser:
+def _parser(verb: str | None) -> Parser:
     codes = "\n".join(f"  {status:>3}  {meaning}" for status, meaning in MEANINGS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="llmctl",
         description="Controls llmd.",
         epilog=f"exit status:\n{codes}\n\nllmctl VERB --help tells more about a verb; docs/llmctl.md and llmctl(1) about all.",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 #: `read` changes nothing. `safe` changes something that clients do not notice. `disrupts` makes clients wait or refuses some. `ends` ends requests or
 #: the daemon. The last two show their plan on a terminal and ask.
 Risk = Literal["read", "safe", "disrupts", "ends"]
-Complete = Literal["", "path", "process", "rid", "operation", "key"]
+Complete = Literal["", "path", "process", "rid", "client", "operation", "crash", "key"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Arg:
     one_of: str = ""
     """Of the arguments with the same name here exactly one is given."""
     complete: Complete = ""
+    """What a shell completes its value to, asked when it is wanted."""
+    suggest: tuple[str, ...] = ()
+    """Values that a shell offers; others may be given."""
 
     @property
     def is_option(self) -> bool:

@@ -53,7 +53,7 @@ def read(argv: list[str], *, checked: bool = False) -> tuple[Loaded, bool]:
     Raises UsageError, ConfigError; SystemExit for --help.
     """
     options, rest = _parser().parse_known_args(argv)
-    faults = [f"{word.partition('=')[0]}: {complaint(word.partition('=')[0].lstrip('-'))}" for word in rest if word.startswith("--")]
+    faults = [f"{word.partition('=')[0]}: {complaint(word.partition('=')[0].lstrip('-'), dashes=True)}" for word in rest if word.startswith("--")]
     if rest and not faults:
         # What stays behind an unknown flag is its value, which is nobody's business.
         faults = [f"unexpected argument: {rest[0]!r}"]

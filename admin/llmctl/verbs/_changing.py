@@ -47,7 +47,7 @@ CHANGING: Final[dict[str, Verb]] = {
                 one_of="which",
                 complete="rid",
             ),
-            arg("--client-id", help="the X-Request-Id that the client sent", metavar="X", one_of="which"),
+            arg("--client-id", help="the X-Request-Id that the client sent", metavar="X", one_of="which", complete="client"),
             arg("--all", help="all requests that run or wait", kind="flag", one_of="which"),
         ),
         examples=(("abort cmpl-1234", "exactly this one"), ("abort --client-id job-7 --dry-run", "what would it end")),

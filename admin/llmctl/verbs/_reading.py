@@ -7,6 +7,7 @@ from typing import Final
 from llmctl.verb import Arg, Verb, arg
 
 _WATCH: Final[Arg] = arg("-w", "--watch", help="show it again every 2 seconds, or every TIME", metavar="TIME", kind="seconds", many="?", const=2.0)
+_AUDITED: Final = ("flush", "reload", "config/reload", "drain", "resume", "abort", "restart", "stop", "log-level", "lora/load", "lora/unload")
 _LINES: Final[Arg] = arg("-n", "--lines", help="how many; default: 50", metavar="N", kind="number", default=50)
 
 READING: Final[dict[str, Verb]] = {
@@ -22,7 +23,14 @@ READING: Final[dict[str, Verb]] = {
     "wait": Verb(
         "wait until llmd is ready, drained, has stopped, or serves other weights",
         args=(
-            arg("--for", help="ready, drained, stopped or version=NAME; default: ready", metavar="WHAT", dest="what", default="ready"),
+            arg(
+                "--for",
+                help="ready, drained, stopped or version=NAME; default: ready",
+                metavar="WHAT",
+                dest="what",
+                default="ready",
+                suggest=("ready", "drained", "stopped", "version="),
+            ),
             arg("--operation", help="wait for the end of this operation instead", metavar="ID", complete="operation"),
         ),
         examples=(("wait --timeout 10min", "until it is ready"), ("wait --for=version=v2", "until these weights are served")),
@@ -34,7 +42,7 @@ READING: Final[dict[str, Verb]] = {
             _WATCH,
             arg("--sort", help="by what; default: age", choices=("age", "tokens", "rate", "pages", "prompt"), default="age"),
             arg("--phase", help="only these", choices=("submitted", "waiting", "prefill", "decode", "held")),
-            arg("--client-id", help="only those whose client sent this X-Request-Id", metavar="X"),
+            arg("--client-id", help="only those whose client sent this X-Request-Id", metavar="X", complete="client"),
             _LINES,
         ),
         examples=(("requests", "what is running and who is slow"), ("requests --sort pages", "who holds the KV cache")),
@@ -44,7 +52,7 @@ READING: Final[dict[str, Verb]] = {
     "config": Verb(
         "the configuration: show, diff, explain, schema, reload",
         args=(
-            arg("what", help="default: show", many="?", choices=("show", "diff", "explain", "schema", "reload"), default="show"),
+            arg("what", help="default: show", many="?", choices=("show", "diff", "explain", "keys", "schema", "reload"), default="show"),
             arg("key", help="a key like http.port, or a section", metavar="KEY", many="?", complete="key"),
             arg("--origin", help="show: where each value was written", kind="flag"),
             arg("--all", help="show: defaults too", kind="flag"),
@@ -78,12 +86,12 @@ READING: Final[dict[str, Verb]] = {
     ),
     "audit": Verb(
         "who changed what, when, why, and how it ended",
-        args=(_LINES, arg("--verb", help="only this verb", metavar="VERB", dest="verb_name")),
+        args=(_LINES, arg("--verb", help="only this verb", metavar="VERB", dest="verb_name", suggest=_AUDITED)),
         examples=(("audit", "who did it"), ("audit --verb restart -n 5", "the last five restarts")),
     ),
     "crashes": Verb(
         "which processes ended by themselves or hung, how, and what they were doing",
-        args=(_LINES, arg("id", help="one of them, by its ID or the beginning of it", metavar="ID", many="?")),
+        args=(_LINES, arg("id", help="one of them, by its ID or the beginning of it", metavar="ID", many="?", complete="crash")),
         examples=(("crashes", "what has crashed"), ("crashes 20260101T", "all that is known of one")),
     ),
     "top": Verb(

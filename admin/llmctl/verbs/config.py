@@ -1,7 +1,8 @@
 """The configuration that is in effect, what a reload would change, and what the keys mean.
 
 `show [KEY|SECTION]`: the values that differ from the defaults, or `--all`; `--origin` adds where each was written. `diff`: the file as it is now against what
-runs. `explain KEY`: what it means, what it takes, how it may change. `schema`: the JSON schema of the file, for editors. `reload`: take the changed file.
+runs. `explain KEY|SECTION`: what it means, what it takes, how it may change. `keys`: the names of all keys. `schema`: the JSON schema of the file, for
+editors. `reload`: take the changed file.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def run(context: Context) -> int:
             return _diff(context)
         case "explain":
             return _explain(context)
-        case "schema":
-            context.out.line(_daemons_words("--schema").rstrip())
+        case "schema" | "keys":
+            context.out.line(_daemons_words(f"--{options.what}").rstrip())
             return exits.OK
         case "reload":
             return reload.configuration(context)
@@ -82,7 +83,7 @@ def _diff(context: Context) -> int:
 def _explain(context: Context) -> int:
     key = context.options.key
     if not key:
-        raise CtlError(exits.USAGE, "config explain needs a KEY", "llmctl config explain http.port")
+        raise CtlError(exits.USAGE, "config explain needs a KEY or SECTION", "llmctl config explain http.port; llmctl config keys lists all")
     entries = json.loads(_daemons_words(key))
     for entry in entries:
         entry["value"] = entry["origin"] = None

@@ -1,4 +1,4 @@
-"""What a key means, without a daemon: `python -m llmd.config.explain KEY` prints JSON, `--schema` the schema of the whole file."""
+"""What a key means, without a daemon: `python -m llmd.config.explain KEY` prints JSON, `--schema` the schema of the whole file, `--keys` the names."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ def explain(key: str) -> list[dict[str, Any]]:
 
 def main(argv: list[str]) -> int:
     """Prints to stdout; 1 with a sentence on stderr where there is no such key."""
+    if argv == ["--keys"]:
+        sys.stdout.writelines(f"{key}\n" for key in FIELDS)
+        return 0
     if argv == ["--schema"]:
         from llmd.config.schema import schema
 

@@ -97,12 +97,14 @@ def known(name: str) -> bool:
     return name in BY_NAME or name in ALWAYS_ON or name in KEYS or name == CONFIG
 
 
-def complaint(name: str) -> str:
-    """Why a flag that is not `known` is refused."""
+def complaint(name: str, *, dashes: bool = False) -> str:
+    """Why a flag that is not `known` is refused. `dashes`: of a command line, and not an argument of Python's."""
     if name in UNSUPPORTED:
         return "not supported: SGLang has this flag, llmd has nothing for it"
     close = get_close_matches(name, [*BY_NAME, *ALWAYS_ON, *KEYS, CONFIG], 1, 0.7)
-    return "unknown flag" + (f": did you mean {close[0]}?" if close else "")
+    if not close:
+        return "unknown flag"
+    return f"unknown flag: did you mean {f'--{close[0]}' if dashes else close[0].replace('-', '_')}?"
 
 
 def flag_value(spelling: str, name: str, value: Any) -> FlagValue | None:

@@ -118,9 +118,9 @@ def test_unknown_flags_are_all_named_with_the_nearest(capsys: pytest.CaptureFixt
     assert main(["--modl-path", "x", "--zzz", "--context-lenght=5"]) == 2
     error = capsys.readouterr().err
     for line in (
-        "--modl-path: unknown flag: did you mean model-path?",
+        "--modl-path: unknown flag: did you mean --model-path?",
         "--zzz: unknown flag\n",
-        "--context-lenght: unknown flag: did you mean context-length?",
+        "--context-lenght: unknown flag: did you mean --context-length?",
     ):
         assert line in error
     assert main(["--model"]) == 2
@@ -172,6 +172,7 @@ def test_every_bad_value_is_named_by_its_flag() -> None:
         ServerArgs.from_kwargs(port="abc", tp_size=0, dtype="int3")
     assert [fault.partition(":")[0] for fault in caught.value.faults] == ["port", "tp_size", "dtype"]
     assert complaint("nothing-like-it") == "unknown flag"
+    assert complaint("hots", dashes=True).endswith("did you mean --host?") and complaint("tp-siez").endswith("did you mean tp_size?")
 
 
 def test_names_for_one_key_must_agree() -> None:

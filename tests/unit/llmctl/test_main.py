@@ -6,6 +6,7 @@ import importlib
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +20,28 @@ from llmctl.verbs import VERBS, module_of
 
 
 @pytest.mark.parametrize(
-    "argv", [["status", "--nope"], ["status", "-o", "xml"], ["status", "--timeout", "-1"], ["-i", "../x", "status"], ["reload", "weights", "a", "b"]]
+    ("line", "said"),
+    [
+        ("restart now", ("restart: 'now' is more than it takes", "usage: llmctl restart [--no-wait] [--all]")),
+        ("status --nope", ("status: there is no option --nope",)),
+        ("status --wach", ("did you mean `--watch`?",)),
+        ("kv --json", ("did you mean `-o json`?",)),
+        ("--ouput json kv", ("there is no option --ouput", "did you mean `--output`?")),
+        ("status -o xml", ("--output: 'xml' is none of table, wide, json, yaml",)),
+        ("reload weight", ("'weight' is none of config, weights", "did you mean `weights`?")),
+        ("log-level", ("LEVEL is missing", "usage: llmctl log-level debug|info|")),
+        ("abort", ("one of the arguments RID --client-id --all is required",)),
+        ("status --timeout -1", ("--timeout",)),
+        ("-i ../x status", ("not an instance name",)),
+        ("reload weights a b", ("'b' is more than it takes",)),
+        ("logs -n x", ("expected a whole number", "usage: llmctl logs [PROCESS]... [--lines N] [--follow] [--dir DIR]")),
+    ],
 )
-def test_a_bad_command_line_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
-    assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: llmctl")
+def test_a_bad_command_line_is_2_and_says_what_was_meant(line: str, said: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(line)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and all(words in shown.err for words in said), shown.err
+    assert "--help" in shown.err and len(shown.err.splitlines()) <= 4
 
 
 @pytest.mark.parametrize(("verb", "text"), [("statsu", "did you mean `llmctl status`?"), ("xyzzy", "there are: status, ")])
@@ -110,9 +126,53 @@ def test_every_verb_has_a_docstring_and_a_run() -> None:
         assert module.__doc__ and callable(module.run), name
 
 
-def test_bash_completes_verbs_and_values() -> None:
-    script = "source packaging/completions/llmctl.bash; COMP_WORDS=({words}); COMP_CWORD={at}; _llmctl; echo ${{COMPREPLY[@]}}"
-    for words, at, wanted in (("llmctl sta", 1, "status"), ("llmctl config ex", 2, "explain"), ("llmctl reload --mode ab", 3, "abort")):
-        command = ["bash", "-c", script.format(words=words, at=at)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parents[3])
-        assert done.stdout.split() == [wanted]
+BASH = """
+llmctl() { case "$*" in
+  "requests -o json") printf '      "request": "%s",\\n      "client_id": "%s"\\n' cmpl-1 job-7 cmpl-2 job-8 ;;
+  "config keys") printf '%s\\n' http.host http.port model.path ;;
+  "crashes -o json") echo '    "id": "20260101T000000Z-scheduler-0-7-1",' ;;
+  "audit -o json") echo '    "operation_id": "op-77"' ;;
+esac; }
+source packaging/completions/llmctl.bash
+COMP_WORDS=(@LINE@); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _llmctl; echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("sta", "status"),
+        ("-o j", "json"),
+        ("--reason stop sta", "status"),
+        ("config ex", "explain"),
+        ("config explain http.", "http.host http.port"),
+        ("reload --mode ab", "abort"),
+        ("wait --for = re", "ready"),
+        ("wait --for v", "version="),
+        ("wait --for = ", "ready drained stopped version="),
+        ("wait --operation ''", "op-77"),
+        ("abort ''", "cmpl-1 cmpl-2"),
+        ("abort --client-id job-", "job-7 job-8"),
+        ("abort cmpl-1 ''", ""),
+        ("crashes 2026", "20260101T000000Z-scheduler-0-7-1"),
+        ("logs -n 5 sched", "scheduler scheduler-0"),
+        ("logs control-0 front", "frontend frontend-0"),
+        ("log-level ''", "debug info warning error default"),
+        ("log-level debug det", "detokenizer detokenizer-0"),
+        ("audit --verb dr", "drain"),
+        ("restart --al", "--all"),
+        ("requests --reason ''", ""),
+    ],
+)
+def test_bash_completes_verbs_options_and_values(words: str, wanted: str) -> None:
+    """As readline splits them: at `=` too."""
+    script = BASH.replace("@LINE@", f"llmctl {words}" if not words.endswith("= ") else f"llmctl {words}''")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parents[3])
+    assert done.stdout.split() == wanted.split(), done.stderr
+
+
+@pytest.mark.parametrize(("shell", "file"), [("bash", "llmctl.bash"), ("zsh", "_llmctl"), ("fish", "llmctl.fish")])
+def test_completions_are_scripts_of_their_shell(shell: str, file: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n", f"packaging/completions/{file}"], timeout=20, check=True, cwd=Path(__file__).parents[3])
