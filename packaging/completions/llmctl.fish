@@ -1,5 +1,21 @@
 # Written by python -m llmctl.generate; install as ~/.config/fish/completions/llmctl.fish
 complete -c llmctl -f
+function __llmctl_values
+  switch $argv[1]
+    case process
+      string split " " -- supervisor control frontend detokenizer scheduler supervisor-0 control-0 frontend-0 detokenizer-0 scheduler-0
+    case rid
+      llmctl requests -o json 2>/dev/null | sed -n 's/.*"request": "\([^"]*\)".*/\1/p' | sort -u
+    case client
+      llmctl requests -o json 2>/dev/null | sed -n 's/.*"client_id": "\([^" ]*\)".*/\1/p' | sort -u
+    case operation
+      llmctl audit -o json 2>/dev/null | sed -n 's/.*"operation_id": "\([^"]*\)".*/\1/p' | sort -u
+    case crash
+      llmctl crashes -o json 2>/dev/null | sed -n 's/.*"id": "\([^"]*\)".*/\1/p'
+    case key
+      llmctl config keys 2>/dev/null
+  end
+end
 complete -c llmctl -l socket -r -F -d 'admin socket or run directory; else $LLMD_SOCKET, else the usual places'
 complete -c llmctl -s i -l instance -x -d 'instance run directory llmd-NAME in place of llmd'
 complete -c llmctl -l url -x -d 'the admin plane over TCP (admin.listen) in place of the socket https //HOST PORT'
@@ -12,24 +28,25 @@ complete -c llmctl -l yes -d 'do not ask, also on a terminal'
 complete -c llmctl -l reason -x -d 'why, for the audit log'
 complete -c llmctl -l no-color -d 'no colours (NO_COLOR works too)'
 complete -c llmctl -n __fish_use_subcommand -a status -d 'state, processes, requests, memory'
-complete -c llmctl -n '__fish_seen_subcommand_from status' -s w -l watch -x -d 'show it again every 2 seconds, or every TIME'
+complete -c llmctl -n '__fish_seen_subcommand_from status' -s w -l watch -d 'show it again every 2 seconds, or every TIME'
 complete -c llmctl -n __fish_use_subcommand -a health -d 'exit 0 if ready, 1 if up but not ready, 3 if not running, 4 if not answering'
 complete -c llmctl -n __fish_use_subcommand -a wait -d 'wait until llmd is ready, drained, has stopped, or serves other weights'
-complete -c llmctl -n '__fish_seen_subcommand_from wait' -l for -x -d 'ready, drained, stopped or version=NAME; default ready'
-complete -c llmctl -n '__fish_seen_subcommand_from wait' -l operation -x -d 'wait for the end of this operation instead'
+complete -c llmctl -n '__fish_seen_subcommand_from wait' -l for -x -a 'ready drained stopped version=' -d 'ready, drained, stopped or version=NAME; default ready'
+complete -c llmctl -n '__fish_seen_subcommand_from wait' -l operation -x -a '(__llmctl_values operation)' -d 'wait for the end of this operation instead'
 complete -c llmctl -n __fish_use_subcommand -a ps -d 'processes'
-complete -c llmctl -n '__fish_seen_subcommand_from ps' -s w -l watch -x -d 'show it again every 2 seconds, or every TIME'
+complete -c llmctl -n '__fish_seen_subcommand_from ps' -s w -l watch -d 'show it again every 2 seconds, or every TIME'
 complete -c llmctl -n __fish_use_subcommand -a requests -d 'requests in flight who, how old, where they stand, how fast'
-complete -c llmctl -n '__fish_seen_subcommand_from requests' -s w -l watch -x -d 'show it again every 2 seconds, or every TIME'
+complete -c llmctl -n '__fish_seen_subcommand_from requests' -s w -l watch -d 'show it again every 2 seconds, or every TIME'
 complete -c llmctl -n '__fish_seen_subcommand_from requests' -l sort -x -a 'age tokens rate pages prompt' -d 'by what; default age'
 complete -c llmctl -n '__fish_seen_subcommand_from requests' -l phase -x -a 'submitted waiting prefill decode held' -d 'only these'
-complete -c llmctl -n '__fish_seen_subcommand_from requests' -l client-id -x -d 'only those whose client sent this X-Request-Id'
+complete -c llmctl -n '__fish_seen_subcommand_from requests' -l client-id -x -a '(__llmctl_values client)' -d 'only those whose client sent this X-Request-Id'
 complete -c llmctl -n '__fish_seen_subcommand_from requests' -s n -l lines -x -d 'how many; default 50'
 complete -c llmctl -n __fish_use_subcommand -a kv -d 'KV cache pages, hit rate, biggest prefixes, who holds most'
-complete -c llmctl -n '__fish_seen_subcommand_from kv' -s w -l watch -x -d 'show it again every 2 seconds, or every TIME'
+complete -c llmctl -n '__fish_seen_subcommand_from kv' -s w -l watch -d 'show it again every 2 seconds, or every TIME'
 complete -c llmctl -n __fish_use_subcommand -a weights -d 'the weights that are served'
 complete -c llmctl -n __fish_use_subcommand -a config -d 'the configuration show, diff, explain, schema, reload'
-complete -c llmctl -n '__fish_seen_subcommand_from config' -a 'show diff explain schema reload'
+complete -c llmctl -n '__fish_seen_subcommand_from config; and not __fish_seen_subcommand_from show diff explain keys schema reload' -a 'show diff explain keys schema reload'
+complete -c llmctl -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from show diff explain keys schema reload' -a '(__llmctl_values key)'
 complete -c llmctl -n '__fish_seen_subcommand_from config' -l origin -d 'show where each value was written'
 complete -c llmctl -n '__fish_seen_subcommand_from config' -l all -d 'show defaults too'
 complete -c llmctl -n __fish_use_subcommand -a events -d 'what has happened states, deaths, operations'
@@ -38,14 +55,16 @@ complete -c llmctl -n '__fish_seen_subcommand_from events' -l since -x -d 'only 
 complete -c llmctl -n '__fish_seen_subcommand_from events' -l kind -x -a 'state process operation config degraded' -d 'only this kind'
 complete -c llmctl -n '__fish_seen_subcommand_from events' -s n -l lines -x -d 'how many; default 50'
 complete -c llmctl -n __fish_use_subcommand -a logs -d 'log lines of all processes'
+complete -c llmctl -n '__fish_seen_subcommand_from logs' -a '(__llmctl_values process)'
 complete -c llmctl -n '__fish_seen_subcommand_from logs' -s n -l lines -x -d 'how many; default 50'
 complete -c llmctl -n '__fish_seen_subcommand_from logs' -s f -l follow -d 'go on with new lines until interrupted'
-complete -c llmctl -n '__fish_seen_subcommand_from logs' -l dir -x -d 'where the log files are; default the daemon s log_dir'
+complete -c llmctl -n '__fish_seen_subcommand_from logs' -l dir -r -F -d 'where the log files are; default the daemon s log_dir'
 complete -c llmctl -n __fish_use_subcommand -a audit -d 'who changed what, when, why, and how it ended'
 complete -c llmctl -n '__fish_seen_subcommand_from audit' -s n -l lines -x -d 'how many; default 50'
-complete -c llmctl -n '__fish_seen_subcommand_from audit' -l verb -x -d 'only this verb'
+complete -c llmctl -n '__fish_seen_subcommand_from audit' -l verb -x -a 'flush reload config/reload drain resume abort restart stop log-level lora/load lora/unload' -d 'only this verb'
 complete -c llmctl -n __fish_use_subcommand -a crashes -d 'which processes ended by themselves or hung, how, and what they were doing'
 complete -c llmctl -n '__fish_seen_subcommand_from crashes' -s n -l lines -x -d 'how many; default 50'
+complete -c llmctl -n '__fish_seen_subcommand_from crashes' -a '(__llmctl_values crash)'
 complete -c llmctl -n __fish_use_subcommand -a top -d 'a full screen that lives state, processes, KV cache, requests, events'
 complete -c llmctl -n '__fish_seen_subcommand_from top' -l once -d 'print the overview as text, once'
 complete -c llmctl -n __fish_use_subcommand -a doctor -d 'look for what is wrong or will be permissions, disk, memory, limits, files, versions'
@@ -64,21 +83,25 @@ complete -c llmctl -n '__fish_seen_subcommand_from bench' -l output-len -x -d 't
 complete -c llmctl -n '__fish_seen_subcommand_from bench' -l seed -x -d 'of the prompts; default other prompts each time'
 complete -c llmctl -n __fish_use_subcommand -a flush -d 'forget cached prefixes'
 complete -c llmctl -n __fish_use_subcommand -a reload -d 'take the changed configuration file; reload weights PATH loads other weights'
-complete -c llmctl -n '__fish_seen_subcommand_from reload' -a 'config weights'
+complete -c llmctl -n '__fish_seen_subcommand_from reload; and not __fish_seen_subcommand_from config weights' -a 'config weights'
+complete -c llmctl -n '__fish_seen_subcommand_from reload; and __fish_seen_subcommand_from config weights' -F
 complete -c llmctl -n '__fish_seen_subcommand_from reload' -l mode -x -a 'drain abort now' -d 'what happens to running requests; default reload.mode'
 complete -c llmctl -n '__fish_seen_subcommand_from reload' -l version -x -d 'name of the new weights; default derived from the files'
 complete -c llmctl -n '__fish_seen_subcommand_from reload' -l no-wait -d 'return as soon as it has begun'
 complete -c llmctl -n __fish_use_subcommand -a drain -d 'take no new requests, finish the running ones'
 complete -c llmctl -n __fish_use_subcommand -a resume -d 'end a drain'
 complete -c llmctl -n __fish_use_subcommand -a abort -d 'end a request, a client s requests, or all'
-complete -c llmctl -n '__fish_seen_subcommand_from abort' -l client-id -x -d 'the X-Request-Id that the client sent'
+complete -c llmctl -n '__fish_seen_subcommand_from abort' -a '(__llmctl_values rid)'
+complete -c llmctl -n '__fish_seen_subcommand_from abort' -l client-id -x -a '(__llmctl_values client)' -d 'the X-Request-Id that the client sent'
 complete -c llmctl -n '__fish_seen_subcommand_from abort' -l all -d 'all requests that run or wait'
 complete -c llmctl -n __fish_use_subcommand -a lora -d 'adapters list, load, unload (not there yet)'
-complete -c llmctl -n '__fish_seen_subcommand_from lora' -a 'list load unload'
+complete -c llmctl -n '__fish_seen_subcommand_from lora; and not __fish_seen_subcommand_from list load unload' -a 'list load unload'
+complete -c llmctl -n '__fish_seen_subcommand_from lora; and __fish_seen_subcommand_from list load unload' -F
 complete -c llmctl -n __fish_use_subcommand -a restart -d 'restart the engine; running requests pause and go on'
 complete -c llmctl -n '__fish_seen_subcommand_from restart' -l no-wait -d 'return as soon as it has begun'
 complete -c llmctl -n '__fish_seen_subcommand_from restart' -l all -d 'the whole daemon'
 complete -c llmctl -n __fish_use_subcommand -a stop -d 'stop the daemon'
 complete -c llmctl -n '__fish_seen_subcommand_from stop' -l no-wait -d 'return as soon as it has begun'
 complete -c llmctl -n __fish_use_subcommand -a log-level -d 'set what is logged, of all processes or one, until it restarts'
-complete -c llmctl -n '__fish_seen_subcommand_from log-level' -a 'debug info warning error default'
+complete -c llmctl -n '__fish_seen_subcommand_from log-level; and not __fish_seen_subcommand_from debug info warning error default' -a 'debug info warning error default'
+complete -c llmctl -n '__fish_seen_subcommand_from log-level; and __fish_seen_subcommand_from debug info warning error default' -a '(__llmctl_values process)'
