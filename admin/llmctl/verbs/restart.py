@@ -16,4 +16,5 @@ def run(context: Context) -> int:
         raise CtlError(exits.FAILED, "only what started llmd can start it again", hint)
     reply = context.change("/v1/restart", {}, waits=True)
     data = (reply or {}).get("data") or {}
-    return context.report(reply, f"restarted: engine epoch {data.get('epoch')}")
+    died = data.get("died_meanwhile")
+    return context.report(reply, f"restarted: engine epoch {data.get('epoch')}" + (f", after it had died once more: {died}" if died else ""))

@@ -242,6 +242,8 @@ class ControlApp:
 
     def _status_text(self, stage: str, progress: float) -> str:
         core = self.core
+        if not core.settled:
+            return f"{core.machine.state}; {stage}"  # as the supervisor has said when the one before ended
         if core.shown_state in ("ready", "draining"):
             counts = requests(core)
             extra = f"; {', '.join(core.degraded)}" if core.degraded else ""

@@ -19,6 +19,7 @@ from llmd.config.resolve import resolve_args
 from llmd.config.server_args import ServerArgs
 from llmd.config.source import Change, ConfigSource, overlay
 from llmd.control import reload, weights
+from llmd.control.asking import tell
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
 from llmd.control.plan import Plan, replaces_engine
@@ -146,8 +147,8 @@ async def _tell_or_undo(core: Core, old: Boot, changes: list[Change], keep: Keep
 async def _tell(core: Core, changes: list[Change], keep: Keep) -> list[RankReply]:
     """Give the values of the boot file to all whom they concern."""
     args = core.boot.args
-    workers = [*core.table.role("frontend"), *core.table.role("scheduler")]
-    replies = await core.channel.command(workers, "configure", {"args": msgspec.to_builtins(args)}, within=REPLY_TIMEOUT)
+    names = [*core.names("frontend"), *core.names("scheduler")]
+    replies = await tell(core, names, "configure", {"args": msgspec.to_builtins(args)}, within=REPLY_TIMEOUT)
     by_hand = core.remembered.log_levels
     if any(change.key == "observability.log_level" for change in changes):
         by_hand.clear()
@@ -155,7 +156,7 @@ async def _tell(core: Core, changes: list[Change], keep: Keep) -> list[RankReply
     if not by_hand:
         level = args.observability.log_level
         logging.getLogger().setLevel(level.upper())
-        replies += await core.channel.command(core.table, "log_level", {"level": level}, within=REPLY_TIMEOUT)
+        replies += await tell(core, [*names, *core.names("detokenizer")], "log_level", {"level": level}, within=REPLY_TIMEOUT)
     keep(replies)
     return replies
 

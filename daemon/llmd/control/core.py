@@ -61,8 +61,7 @@ class Core:
         self.started = time.monotonic()
         self.resumed = remembered is not None and remembered.ready_once
         self.remembered = remembered or ControlState(start_id=self.boot.start_id)
-        initial = self.remembered.state if self.resumed and self.remembered.state in RESUMABLE else "recovering" if self.resumed else "starting"
-        self.machine = Machine(self._changed_state, initial)
+        self.machine = self._machine_as_left()
         self.ledger = Ledger(self.remembered.ledger)
         self.events = Events(self.remembered.events)
         self.table = WorkerTable(self._worker_gone)
@@ -81,8 +80,6 @@ class Core:
         self.degraded: tuple[str, ...] = ()
         self.stalled = False
         self.model_info: dict[str, Any] = {}
-        self.load_s: float | None = None
-        """How long the engine was away when it last started; None: this control has seen no start."""
         self.metrics_text = ""
         self.due = asyncio.Event()
         """The next turn of control's loop is."""
@@ -99,19 +96,32 @@ class Core:
         self.newly_ready: list[Worker] = []
         self.returned: dict[str, int] = {}
         """Process -> the incarnation whose readiness has been noted."""
-        self.holding = initial == "draining"
+        self.holding = self.machine.state == "draining"
         """A drain has been sent to the frontends and not been taken back."""
         self.left = 0
         """Requests that a drain still waits for."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Event()
 
+    def _machine_as_left(self) -> Machine:
+        """As the control before this one has left it, if there was one."""
+        if not self.resumed:
+            return Machine(self._changed_state)
+        left = self.remembered
+        if left.state not in RESUMABLE:
+            return Machine(self._changed_state, "recovering")
+        return Machine(self._changed_state, left.state, left.reason, left.since)
+
     # ------------------------------------------------------------ who is there
+
+    def names(self, role: str) -> list[str]:
+        """The processes of a role that there are to be."""
+        planned = [p.name for p in self.boot.processes if p.role == role]
+        return planned + (sorted(_EXTERNAL) if role == "frontend" and self.boot.external_frontend else [])
 
     def expected(self, role: str) -> int:
         """Processes of a role in the plan."""
-        external = role == "frontend" and self.boot.external_frontend
-        return sum(p.role == role for p in self.boot.processes) + external
+        return len(self.names(role))
 
     def ready_workers(self, role: str) -> list[Worker]:
         return [w for w in self.table.role(role) if w.ready]
@@ -145,7 +155,8 @@ class Core:
     @property
     def shown_state(self) -> State:
         """The machine's state; `recovering` too while no frontend is there to answer, so that nobody reads `ready` where clients wait."""
-        return "recovering" if self.machine.state == "ready" and not self.ready_workers("frontend") else self.machine.state
+        unanswered = self.settled and self.machine.state == "ready" and not self.ready_workers("frontend")
+        return "recovering" if unanswered else self.machine.state
 
     @property
     def stopping(self) -> bool:
@@ -165,13 +176,33 @@ class Core:
         """What is being done, in words, and how far it is (0..1)."""
         if self.machine.state == "warming":
             return "warm-up", 0.0
-        if self.engine_up and not self.never_ready:
+        if not self.settled:
+            return "control restarts", 0.0
+        if self.machine.state in ("stopping", "failed"):
+            return "", 0.0
+        if self.can_generate and not self.never_ready:
             return "", 1.0
-        worker = self.slowest()
+        name = "" if self.never_ready else self._missing()
+        worker = self.table.get(name) if name else self.slowest()
         if worker is None:
-            return "starting processes", 0.0
+            return f"{name}: {self.why_not_ready(name)}" if name else "starting processes", 0.0
         size = f", {worker.done / 2**20:.0f} of {worker.total / 2**20:.0f} MiB" if worker.total >= 2**20 else ""
         return f"{worker.name}: {worker.stage}{size}", min(1.0, worker.done / worker.total) if worker.total > 0 else 0.0
+
+    def _missing(self) -> str:
+        """The process without which no token can come, the engine's ranks first."""
+        ready = {w.name for w in self.ready_workers("scheduler") if w.epoch == self.epoch} | {w.name for w in self.ready_workers("detokenizer")}
+        return next((name for role in ("scheduler", "detokenizer") for name in self.names(role) if name not in ready), "")
+
+    def why_not_ready(self, name: str) -> str:
+        """What a process that is not ready is doing, in words."""
+        worker, view = self.table.get(name), self.snapshot.process(name) if self.snapshot else None
+        if worker is not None:
+            return "of an earlier epoch" if worker.ready else worker.stage
+        if view is None or view.pid:
+            return "starting"
+        ended = f" ({view.last_exit.text})" if view.last_exit is not None else ""
+        return f"waits for its next start{ended}" if view.state == "backoff" else f"not running{ended}"
 
     # ------------------------------------------------------------ what comes in
 
@@ -218,7 +249,7 @@ class Core:
                 if worker.role == "scheduler" and worker.rank == 0:
                     self.model_info = message.info
                     if self.never_ready:
-                        self.load_s = time.monotonic() - self.started
+                        self.remembered.load_s = time.monotonic() - self.started
                 self.newly_ready.append(worker)
                 self._greet(worker)
                 self._note_return(worker)
@@ -264,7 +295,7 @@ class Core:
         ended = view.last_exit if view is not None and view.pid == worker.pid else None
         away = ended.age_s + time.monotonic() - self.snapshot_at if ended is not None else None
         if away is not None and worker.role == "scheduler":
-            self.load_s = away
+            self.remembered.load_s = away
         after = f", after {away:.1f} s" if away is not None else ""
         log.info("%s is back (pid %d%s)", worker.name, worker.pid, after)
         self.events.emit("process", f"{worker.name} is back (pid {worker.pid}{after})", process=worker.name, pid=worker.pid, incarnation=worker.incarnation)
@@ -305,7 +336,7 @@ class Core:
             reason=change.reason,
             epoch=self.epoch,
         )
-        self.remembered.state = change.target
+        self.remembered.state, self.remembered.reason, self.remembered.since = change.target, change.reason, self.machine.since
         self.remembered.ready_once = self.remembered.ready_once or change.target == "ready"
         self.changed.set()
         self.report_due.set()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+from llmd.control.asking import tell
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
 
@@ -34,7 +35,7 @@ async def drain(core: Core, deadline: float, params: dict[str, Any] | None = Non
 async def resume(core: Core) -> list[RankReply]:
     """The frontends take requests again."""
     core.holding, core.left = False, 0
-    return await core.channel.command(core.table.role("frontend"), "resume", within=5.0)
+    return await tell(core, core.names("frontend"), "resume", within=5.0)
 
 
 async def _ask(core: Core, params: dict[str, Any], began: float, within: float) -> int:

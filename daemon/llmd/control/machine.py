@@ -20,7 +20,7 @@ STATES: tuple[State, ...] = get_args(State)
 BEFORE_READY: frozenset[State] = frozenset({"starting", "loading", "warming"})
 
 #: States that a replaced control takes up again; any other one is worked out anew from the workers.
-RESUMABLE: frozenset[State] = frozenset({"ready", "recovering", "draining", "paused", "asleep"})
+RESUMABLE: frozenset[State] = frozenset({"ready", "recovering", "reloading", "draining", "paused", "asleep"})
 
 
 class Transition(Struct, frozen=True):
@@ -72,13 +72,14 @@ class Change(Struct, frozen=True):
 
 
 class Machine:
-    """Holds the state. `on_change` runs at once after each transition."""
+    """Holds the state. `on_change` runs at once after each transition. A replaced control begins with the state, reason and `since` of the one before."""
 
-    def __init__(self, on_change: Callable[[Change], None], initial: State = "starting") -> None:
+    def __init__(self, on_change: Callable[[Change], None], initial: State = "starting", reason: str = "", since: float | None = None) -> None:
         self._on_change = on_change
         self.state: State = initial
-        self.reason = ""
-        self.since = time.monotonic()
+        self.reason = reason
+        self.since = time.monotonic() if since is None else since
+        """When it came into this state, monotonic."""
         self.history: deque[Change] = deque(maxlen=256)
         self._seq = 0
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from llmd.control.channel import RankReply
@@ -63,17 +61,6 @@ class Conflict(RequestError):
         super().__init__(message, code=code)
         self.holder = holder.id
         self.hint = f"llmctl wait --operation {holder.id} (GET /v1/operations/{holder.id}), then try again"
-
-
-def remembered(saved: list[dict[str, Any]]) -> list[Operation]:
-    """What an earlier control has left; whatever it was doing then has ended with it, or is taken up."""
-    found = [msgspec.convert(record, Operation) for record in saved]
-    for operation in found:
-        if not operation.over:
-            operation.state, operation.finished_at = "failed", time.time()
-            operation.outcome = "unknown"
-            operation.code, operation.message = "aborted", "control was replaced while this ran; whether it was carried out is not known"
-    return found
 
 
 def replay(earlier: Operation, verb: str, raw: dict[str, Any]) -> Operation:

@@ -7,6 +7,7 @@ What a verb does is in llmd.control.verbs and llmd.control.reload.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -17,14 +18,15 @@ from typing import Any
 
 import msgspec
 
-from llmd.control import audit, audit_line, config_reload, drain, plans, reload, verbs
+from llmd.control import audit, audit_line, config_reload, plans, reload, succession, verbs
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
 from llmd.control.effects import Effect, effects, facts
 from llmd.control.events import Severity
-from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, refusal, remembered, replay
+from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, refusal, replay
 from llmd.control.params import convert
 from llmd.control.peer import Peer
+from llmd.control.state_file import Began
 from llmd.control.supervisor_client import OutcomeUnknown, SupervisorAway
 from llmd.errors import RequestError
 
@@ -60,15 +62,15 @@ class Operations:
     def __init__(self, core: Core, save: Callable[[], Awaitable[None]]) -> None:
         self._core = core
         self._save = save
-        self._kept: deque[Operation] = deque(remembered(core.remembered.operations), maxlen=KEPT)
+        self._kept: deque[Operation] = deque((msgspec.convert(record, Operation) for record in core.remembered.operations), maxlen=KEPT)
         self._running: list[Operation] = []
         self._waiting: dict[str, asyncio.Task[Any]] = {}
         self._ended: dict[asyncio.Task[Any], str] = {}
-        self._by_key: dict[str, asyncio.Future[None]] = {}
+        self._left = [operation for operation in self._kept if not operation.over]
+        """What a control before this one was doing, until it is taken up."""
+        self._by_key = {operation.key: asyncio.get_running_loop().create_future() for operation in self._left if operation.key is not None}
         self.audit = audit.AuditFile(Path(core.boot.state_dir) / "audit.jsonl")
         self._paying = False
-        self._left = core.remembered.operation
-        """What a control before this one was doing; None too once that is seen to."""
         self._settled = not core.resumed
 
     def newest_first(self) -> list[Operation]:
@@ -151,30 +153,36 @@ class Operations:
         asyncio.get_running_loop().call_later(END_AGAIN, lambda: self._ended.get(task) and task.cancel())
 
     async def take_up(self) -> None:
-        """Finish the reload that a control before this one had begun. Called once, when the picture is whole."""
-        remembered, record, self._left = self._core.remembered, self._left, None
-        self._settled = True  # from here on without a pause until that reload, if there is one, counts as running
-        if remembered.previous_boot is None:
-            if record is not None and record.get("verb") in ENGINE_VERBS and self._core.machine.state != "draining":
-                await drain.resume(self._core)  # it may have been draining
-            if record is not None:
-                await self._audit_interrupted(msgspec.convert(record, Operation))
-            if not self._running:
-                remembered.operation = None
-            return
-        operation = msgspec.convert(record or {"id": "op-unknown", "verb": "reload", "params": {}, "reason": ""}, Operation)
-        self._kept = deque((o for o in self._kept if o.id != operation.id), maxlen=KEPT)
-        log.warning("taking up the %s that the control before this one had begun", operation.verb, extra={"operation_id": operation.id})
+        """Finish what a control before this one had begun. Called once, when the picture is whole."""
+        left, self._left = self._left, []
+        self._running += left  # and from here on they are in the way of others, as before
+        self._settled = True
+        await asyncio.gather(*map(self._take_up, left))
+        self._remember()
+
+    async def _take_up(self, operation: Operation) -> None:
+        extra = {"operation_id": operation.id}
+        log.warning("taking up the %s that the control before this one had begun", operation.verb, extra=extra)
+        task, error = asyncio.current_task(), None
+        assert task is not None, "this is a coroutine"
+        if operation.verb == "flush":
+            self._waiting[operation.id] = task
         try:
             await self._execute(operation, None)
-        except RequestError as error:
-            log.error("%s: %s", operation.verb, error.message, extra={"operation_id": operation.id})
-
-    async def _audit_interrupted(self, operation: Operation) -> None:
-        """The line that the control before this one owed: whoever asked has had no answer."""
-        error = RequestError("control was replaced while it ran; what it had begun may have taken effect", code="aborted")
-        self._failed(operation, "failed", error.message, error.code)
-        log.warning("%s: %s", operation.verb, error.message, extra={"operation_id": operation.id})
+        except RequestError as refused:
+            error = refused
+        except asyncio.CancelledError:
+            if not (why := self._ended.pop(task, "")):
+                raise
+            error = RequestError(why, code="aborted")
+        except Exception as fault:
+            error = self._fault(fault, operation.verb, operation)
+        finally:
+            self._waiting.pop(operation.id, None)
+            if operation.key in self._by_key:
+                self._by_key.pop(operation.key).set_result(None)
+        if error is not None:
+            log.error("%s: %s", operation.verb, error.message, extra=extra)
         await self._audited(operation.by, operation.verb, operation.params, operation.reason, operation, error)
 
     async def on_hangup(self) -> None:
@@ -214,16 +222,15 @@ class Operations:
         return flushes
 
     async def _execute(self, operation: Operation, params: Any) -> None:
-        """Run it, keep its record. Raises RequestError."""
-        self._kept.append(operation)
-        self._running.append(operation)
-        operation.state = "running"
-        self._remember()
-        log.info("%s begins", operation.verb, extra={"operation_id": operation.id})
-        self._tell(operation, f"{operation.verb} begins")
-        before = facts(self._core, operation.verb)
+        """Run it, keep its record; without `params`, finish what an earlier control has begun. Raises RequestError."""
+        began = self._core.remembered.began.get(operation.id) if params is None else None
+        began = began or Began(at=time.monotonic(), epoch=self._core.epoch, facts=facts(self._core, operation.verb))
+        if params is not None:
+            self._begin(operation, began)
+            with contextlib.suppress(OSError):  # the log has it
+                await self._save()
         try:
-            await self._dispatch(operation, params)
+            await self._dispatch(operation, params, began)
             operation.state = "succeeded"
         except SupervisorAway as error:
             fault = RequestError(_about_supervisor(error, operation.verb), code="engine_unavailable")
@@ -247,24 +254,36 @@ class Operations:
             raise
         finally:
             operation.finished_at = time.time()
-            operation.changes += effects(before, facts(self._core, operation.verb))
+            operation.changes += effects(began.facts, facts(self._core, operation.verb))
             self._running.remove(operation)
+            self._core.remembered.began.pop(operation.id, None)
             self._remember()
             self._core.ledger.inc("llmd_operations_total", verb=operation.verb, result=operation.state)
             log.info("%s: %s", operation.verb, operation.state, extra={"operation_id": operation.id})
             self._tell(operation, f"{operation.verb}: {operation.state}{f': {operation.message}' if operation.message else ''}")
             self._core.changed.set()
 
-    async def _dispatch(self, operation: Operation, params: Any) -> None:
+    def _begin(self, operation: Operation, began: Began) -> None:
+        self._kept.append(operation)
+        self._running.append(operation)
+        operation.state = "running"
+        self._core.remembered.began[operation.id] = began
+        self._remember()
+        log.info("%s begins", operation.verb, extra={"operation_id": operation.id})
+        self._tell(operation, f"{operation.verb} begins")
+
+    async def _dispatch(self, operation: Operation, params: Any, began: Began) -> None:
         def keep(replies: list[RankReply]) -> None:
             operation.results = replies
 
-        made = await plans.PLAN[operation.verb](self._core, params) if params is not None else None
-        if made is not None:
-            operation.plan = made.shown()
-            operation.changes = [Effect(change["key"], change["before"], change["after"]) for change in made.changes]
-            if made.refused is not None:
-                raise refusal(made.refused)
+        if params is None:
+            operation.data = await succession.finish(self._core, operation, began, keep, self._save)
+            return
+        made = await plans.PLAN[operation.verb](self._core, params)
+        operation.plan = made.shown()
+        operation.changes = [Effect(change["key"], change["before"], change["after"]) for change in made.changes]
+        if made.refused is not None:
+            raise refusal(made.refused)
         if operation.verb == "config/reload":
             operation.data = await config_reload.run(self._core, made, keep, self._save)
         elif operation.verb == "reload":
@@ -294,7 +313,9 @@ class Operations:
     def _remember(self) -> None:
         current = next((o for o in self._running if o.verb in ENGINE_VERBS), None) or (self._running[-1] if self._running else None)
         self._core.remembered.operation = msgspec.to_builtins(current) if current else None
-        self._core.remembered.operations = [msgspec.to_builtins(operation) for operation in list(self._kept)[-SAVED:]]
+        kept = list(self._kept)
+        saved = [operation for operation in kept[:-SAVED] if not operation.over] + kept[-SAVED:]
+        self._core.remembered.operations = [msgspec.to_builtins(operation) for operation in saved]
 
     @staticmethod
     def _fault(error: Exception, verb: str, operation: Operation | None) -> RequestError:

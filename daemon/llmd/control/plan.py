@@ -91,5 +91,5 @@ def replaces_engine(core: Core, *, aborts: bool, first: list[str]) -> Plan:
         requests=rids(rows),
         tokens_dropped=dropped(rows) if aborts else 0,
         pages_forgotten=cached_pages(core),
-        downtime_s=round(core.load_s, 1) if core.load_s is not None else None,
+        downtime_s=round(core.remembered.load_s, 1) if core.remembered.load_s is not None else None,
     )

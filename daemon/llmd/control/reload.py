@@ -12,13 +12,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from llmd.control import drain, weights
 from llmd.control.core import Core
-from llmd.control.engine import await_engine, engine_results
+from llmd.control.engine import await_engine, await_recovery, engine_results
 from llmd.control.plan import Plan, in_flight, replaces_engine, rids
 from llmd.control.state_file import replace_file
 from llmd.control.supervisor_client import SupervisorAway
@@ -68,16 +68,25 @@ async def run(core: Core, params: ReloadParams | None, made: Plan | None, keep: 
         before = core.remembered.reload_epoch
         old = Boot.load(core.remembered.previous_boot or b"")
         core.holding = True  # the frontends may still drain for it
-        if core.epoch <= before and core.boot != old:
-            await core.supervisor.restart_engine("reload")
-        elif core.epoch <= before:
-            await _finish(core, save)
-            raise RequestError("control was replaced before the new weights were committed; the old ones go on", code="aborted")
+        if core.boot == old:
+            await _stay_with_the_old(core, before, keep, save)
+        if core.epoch <= before:
+            before = max(core.epoch, await core.supervisor.restart_engine("reload"))
         await _see_through(core, old, before, keep, save)
     else:
         mode, timeout = _choices(core, params)
         await replace_engine(core, made.prepared, mode, timeout, keep, save)
     return {"weights_version": core.boot.files.weights_version, "epoch": core.epoch}
+
+
+async def _stay_with_the_old(core: Core, before: int, keep: Keep, save: Save) -> NoReturn:
+    """The old boot file is in force: the new one was not yet, or not any more. An engine that was started since may have read either."""
+    if core.epoch > before:
+        before = max(core.epoch, await core.supervisor.restart_engine("reload"))
+        await await_recovery(core, before, _deadline(core))
+    keep(engine_results(core))
+    await _finish(core, save)
+    raise RolledBack("control was replaced while it ran; the old weights go on", code="aborted")
 
 
 async def replace_engine(core: Core, boot: Boot, mode: str, patience: float, keep: Keep, save: Save) -> None:
@@ -143,8 +152,8 @@ async def _commit(core: Core, boot: Boot, mode: str, patience: float, save: Save
     core.remembered.previous_boot, core.remembered.reload_epoch = core.boot.dump(), before
     await save()
     await replace_boot(core, boot)
-    await core.supervisor.restart_engine("reload")
-    return before
+    # An engine that the supervisor has started since on its own may still have read the old boot file.
+    return max(before, await core.supervisor.restart_engine("reload"))
 
 
 async def _abort(core: Core) -> None:
@@ -156,10 +165,9 @@ async def _abort(core: Core) -> None:
 
 async def _roll_back(core: Core, old: Boot, fault: str) -> None:
     log.error("the new engine did not come up, going back to the old one (weights %s): %s", old.files.weights_version, fault)
-    before = core.epoch
     await replace_boot(core, old)
-    await core.supervisor.restart_engine("reload")
-    again = await await_engine(core, before, _deadline(core))
+    before = max(core.epoch, await core.supervisor.restart_engine("reload"))
+    again = await await_recovery(core, before, _deadline(core))
     after = f"nor does the old one: {again}" if again else f"the old one is back, with weights {old.files.weights_version}"
     raise RolledBack(f"the new engine did not come up ({fault}); {after}", code="internal_error")
 

@@ -23,12 +23,29 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 
 
+class Began(Struct, frozen=True, kw_only=True):
+    """How things were when an operation began."""
+
+    at: float
+    """Monotonic, which means the same to all controls of one start."""
+    epoch: int
+    """The engine's."""
+    facts: dict[str, str] = {}
+    """What the operation may change."""
+
+
 class ControlState(Struct, kw_only=True):
     """The remembered part of control."""
 
     format: int = FORMAT
     start_id: str
     state: State = "starting"
+    reason: str = ""
+    """Why it is in this state."""
+    since: float = 0.0
+    """Since when, monotonic."""
+    load_s: float | None = None
+    """How long the engine was away when it last started."""
     ready_once: bool = False
     epoch: int = 0
     files: ModelFiles | None = None
@@ -38,9 +55,11 @@ class ControlState(Struct, kw_only=True):
     """Process name -> the incarnation up to which its restarts are counted."""
     ledger: LedgerData = msgspec.field(default_factory=LedgerData)
     operation: dict[str, Any] | None = None
-    """The changing operation that runs."""
+    """The operation that runs; of several, the one that excludes others."""
     operations: list[dict[str, Any]] = []
-    """The last ones, that one included."""
+    """The last ones, and all that run."""
+    began: dict[str, Began] = {}
+    """Id of a running one -> how things were then."""
     events: list[Event] = []
     """The last ones."""
     configured: bool = False

@@ -49,6 +49,7 @@ def status(core: Core, rates: Rates) -> dict[str, Any]:
         "stage": stage,
         "progress": progress,
         "reason": core.reason,
+        "state_age_s": round(time.monotonic() - core.machine.since, 3),
         "degraded": list(core.degraded),
         "epoch": core.epoch,
         "engine_up": core.engine_up,

@@ -38,6 +38,7 @@ class OutcomeUnknown(SupervisorAway):
 class _Answer(msgspec.Struct):
     ok: bool
     message: str = ""
+    epoch: int = 0
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -148,9 +149,9 @@ class SupervisorClient:
         """Have a hung child's stacks dumped and the child killed, if it is still that process."""
         await self._do("llmd.kill", {"name": name, "pid": pid, "reason": "hang", "why": why, "until": time.monotonic() + CALL_TIMEOUT})
 
-    async def restart_engine(self, reason: str) -> None:
-        """Restart the engine group as one; not counted in its budget."""
-        await self._do("llmd.restartEngine", {"reason": reason, "until": time.monotonic() + CALL_TIMEOUT})
+    async def restart_engine(self, reason: str) -> int:
+        """Restart the engine group as one; not counted in its budget. Returns the epoch of the engine that this ends."""
+        return (await self._do("llmd.restartEngine", {"reason": reason, "until": time.monotonic() + CALL_TIMEOUT})).epoch
 
     async def configure(self, changed: dict[str, Any]) -> None:
         """Have the supervisor itself go by other values: `log_level`, `restart`, `drain_timeout`, `stop_timeout`, `control_timeout`."""
@@ -178,7 +179,7 @@ class SupervisorClient:
         self._reports.close()
         self._calls.shutdown(wait=False, cancel_futures=True)
 
-    async def _do(self, method: str, argument: Any) -> None:
+    async def _do(self, method: str, argument: Any) -> _Answer:
         text = str(await asyncio.get_running_loop().run_in_executor(self._calls, call, self._path, method, msgspec.json.encode(argument).decode()))
         try:
             answer = msgspec.json.decode(text, type=_Answer)
@@ -186,3 +187,4 @@ class SupervisorClient:
             raise SupervisorAway(f"{method}: {error}") from None
         if not answer.ok:
             raise SupervisorAway(f"{method}: {answer.message}")
+        return answer

@@ -15,9 +15,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from llmd.control import drain as draining
+from llmd.control.asking import ask, tell
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
-from llmd.control.engine import await_engine, engine_results
+from llmd.control.engine import await_recovery, engine_results, last_deaths
+from llmd.control.state_file import Began
 from llmd.errors import RequestError
 
 Keep = Callable[[list[RankReply]], None]
@@ -142,38 +144,45 @@ def named_processes(core: Core, name: str | None) -> list[str]:
     return chosen
 
 
-async def flush(core: Core, params: FlushParams, keep: Keep) -> dict[str, Any]:
-    """Ask the schedulers until none of them is busy."""
-    deadline = time.monotonic() + (params.timeout_s or 0.0)
+async def flush(core: Core, params: FlushParams, keep: Keep, began: Began | None = None) -> dict[str, Any]:
+    """Ask the schedulers until none of them is busy, or away. `began`: an earlier control has begun this, and its time counts."""
+    deadline = (began.at if began else time.monotonic()) + (params.timeout_s or 0.0)
     while True:
-        replies = await core.channel.command(core.table.role("scheduler"), "flush", within=REPLY_TIMEOUT)
+        replies = await ask(core, "scheduler", "flush", within=REPLY_TIMEOUT)
         keep(replies)
-        busy = [r for r in replies if r.code == "busy"]
-        if not busy:
+        busy, away = [r for r in replies if r.code == "busy"], [r for r in replies if not r.answered]
+        if not busy and not away:
             _all_must_succeed(replies)
             return {"pages_freed": sum(int(r.data.get("pages_freed", 0)) for r in replies)}
-        running, waiting = (sum(int(r.data.get(name, 0)) for r in busy) for name in ("running", "waiting"))
-        counts = f"{running} running, {waiting} waiting"
         if not params.timeout_s:
-            error = RequestError(f"the cache is in use: requests {counts}", code="busy")
+            _all_must_succeed(away)
+            error = RequestError(f"the cache is in use: requests {_counts(busy)}", code="busy")
             error.hint = "llmctl flush --timeout 30s (timeout_s in the API) waits for them"
             raise error
         if time.monotonic() >= deadline:
-            raise RequestError(f"the cache is still in use after {params.timeout_s:g} s: requests {counts}", code="timeout")
+            why = f"{away[0].role}-{away[0].rank} is away" if away else f"the cache is still in use: requests {_counts(busy)}"
+            raise RequestError(f"{why}, after {params.timeout_s:g} s", code="timeout")
+        if away:
+            await core.until(lambda: core.engine_up, deadline)
         await asyncio.sleep(min(FLUSH_EVERY, max(0.0, deadline - time.monotonic())))
 
 
-async def drain(core: Core, params: DrainParams, keep: Keep) -> dict[str, Any]:
-    """Drain the frontends; the state stays `draining` until `resume`."""
+def _counts(busy: list[RankReply]) -> str:
+    running, waiting = (sum(int(r.data.get(name, 0)) for r in busy) for name in ("running", "waiting"))
+    return f"{running} running, {waiting} waiting"
+
+
+async def drain(core: Core, params: DrainParams, keep: Keep, began: Began | None = None) -> dict[str, Any]:
+    """Drain the frontends; the state stays `draining` until `resume`. `began`: an earlier control has begun this, and its time counts."""
     if core.machine.state != "draining":
         core.machine.fire("drain", "asked to")
     core.holding = True
-    replies = await core.channel.command(core.table.role("frontend"), "drain", within=REPLY_TIMEOUT)
+    replies = await tell(core, core.names("frontend"), "drain", within=REPLY_TIMEOUT)
     keep(replies)
     _all_must_succeed(replies)
     if not params.timeout_s:
         return {}
-    left = await draining.drain(core, time.monotonic() + params.timeout_s)
+    left = await draining.drain(core, (began.at if began else time.monotonic()) + params.timeout_s)
     if core.machine.state != "draining" or not core.holding:
         raise RequestError("the drain has been ended", code="aborted")
     if left:
@@ -194,7 +203,7 @@ async def resume(core: Core, params: ResumeParams, keep: Keep) -> dict[str, Any]
 async def abort(core: Core, params: AbortParams, keep: Keep) -> dict[str, Any]:
     """Tell the frontends, who own the requests; each of these gets the error `aborted`."""
     choice = {"rid": params.rid or "", "client_id": params.client_id or "", "everything": params.all}
-    replies = await core.channel.command(core.table.role("frontend"), "abort", choice, within=REPLY_TIMEOUT)
+    replies = await tell(core, core.names("frontend"), "abort", choice, within=REPLY_TIMEOUT)  # who is away has no requests
     keep(replies)
     aborted = [rid for reply in replies for rid in reply.data.get("aborted", [])]
     if params.rid is None or not aborted:  # a rid is one frontend's; whoever else does not answer has nothing to do with it
@@ -211,16 +220,24 @@ async def stop(core: Core, params: StopParams, keep: Keep) -> dict[str, Any]:
     return {"stopping": True}
 
 
-async def restart(core: Core, params: RestartParams, keep: Keep) -> dict[str, Any]:
-    """Restart the engine group and wait for it."""
+async def restart(core: Core, params: RestartParams, keep: Keep, began: Began | None = None) -> dict[str, Any]:
+    """Restart the engine group and wait until it is up, however often it dies meanwhile: where it does not get up at all, llmd ends.
+
+    `began`: an earlier control has begun this, and may have asked for it."""
     timeout = params.timeout_s if params.timeout_s is not None else core.boot.args.supervision.startup_timeout
-    before = core.epoch
-    await core.supervisor.restart_engine("restart")
-    fault = await await_engine(core, before, time.monotonic() + timeout)
+    deadline = (began.at if began else time.monotonic()) + timeout
+    if began is not None and core.epoch > began.epoch:
+        before = began.epoch
+    else:
+        before = max(core.epoch, await core.supervisor.restart_engine("restart"))
+    fault = await await_recovery(core, before, deadline)
     keep(engine_results(core))
+    died = last_deaths(core) if core.epoch > before + 1 else ""
     if fault:
-        raise RequestError(f"the engine has not come back: {fault}", code="timeout")
-    return {"epoch": core.epoch}
+        error = RequestError(f"the engine has not come back: {fault}{f'; {died}' if died else ''}", code="shutting_down" if core.stopping else "timeout")
+        error.hint = "it goes on being started, as its budget allows: llmctl status, llmctl crashes"
+        raise error
+    return {"epoch": core.epoch, **({"died_meanwhile": died} if died else {})}
 
 
 def wanted_level(core: Core, params: LogLevelParams) -> str:
@@ -235,7 +252,7 @@ async def log_level(core: Core, params: LogLevelParams, keep: Keep) -> dict[str,
         core.remembered.log_levels.pop(name, None)
         if params.level not in (None, "default"):
             core.remembered.log_levels[name] = level
-    replies = await core.channel.command([w for w in core.table if w.name in names], "log_level", {"level": level}, within=REPLY_TIMEOUT)
+    replies = await tell(core, [n for n in names if n not in ("control-0", "supervisor-0")], "log_level", {"level": level}, within=REPLY_TIMEOUT)
     if "control-0" in names:
         logging.getLogger().setLevel(level.upper())
         replies.append(RankReply(role="control", rank=0, answered=True, ok=True))

@@ -128,6 +128,8 @@ class Core:
             why, phase = self._verdicts.pop(pid, ""), known.phases.get(name, "")
             uptime = self._os.monotonic() - child.started_at
             self._on_crash(Crash(child.spec, pid, child.incarnation, self.epoch, uptime, ended, why, phase, known.weights_version))
+        if name == self._control and self.mode in ("running", "draining") and self._known is not None:
+            self._notifier.status(f"{self._known.state}; control restarts")  # the rest serves on, as far as anyone knows
 
     def on_term(self, why: str) -> None:
         """SIGTERM: drain, then stop. A second one changes nothing."""
@@ -413,6 +415,7 @@ class Core:
         log.info("stopping%s: %s", " at once" if quick else "", why.partition("\n")[0])
         self.mode = "stopping"
         self._notifier.stopping()
+        self._notifier.status(f"stopping: {why.partition(chr(10))[0]}")
         self.stop = StopSequence(self.specs, status=status, why=why, quick=quick, now=self._os.monotonic(), timeout=self.settings.stop_timeout)
         self._on_state("stopping", "", why.partition("\n")[0])
 

@@ -81,10 +81,10 @@ class LlmdNamespace:
         return self._answer(None if self._core.kill(asked.name, asked.pid, asked.reason, asked.why) else f"{asked.name} is not pid {asked.pid} any more")
 
     def restartEngine(self, text: str) -> str:
-        """{"reason"}: all ranks at once, a new epoch, not counted in the budget."""
+        """{"reason"}: all ranks at once, not counted in the budget. In the answer, `epoch` is the one that this ends."""
         if self._too_late(_decode(text, _Restart).until):
             return self._answer(TOO_LATE)
-        return self._answer(self._core.restart("engine"))
+        return self._answer(self._core.restart("engine"), epoch=self._core.epoch)
 
     def restart(self, text: str) -> str:
         """{"unit","reason"}: the same for one unit: `engine`, `detokenizer-0`, `frontend-N`."""
@@ -115,9 +115,9 @@ class LlmdNamespace:
     def _too_late(until: float) -> bool:
         return time.monotonic() > until
 
-    def _answer(self, fault: str | None) -> str:
+    def _answer(self, fault: str | None, **more: int) -> str:
         self._supervisor.wake()
-        return json.dumps({"ok": fault is None, "message": fault or ""})
+        return json.dumps({"ok": fault is None, "message": fault or "", **more})
 
 
 class SupervisorNamespace(SupervisorNamespaceRPCInterface):  # type: ignore[misc]

@@ -76,6 +76,8 @@ class FakeSupervisor:
         self.reports: list[dict[str, Any]] = []
         self.epoch = 1
         self.stopping = False
+        self.answered: dict[str, Any] = {}
+        """More that its answers hold."""
         self.hangups = 0
         self.deaf = False
         self.drain_left_s: float | None = None
@@ -100,7 +102,7 @@ class FakeSupervisor:
             self.calls.append((name, argument))
             if self.deaf:
                 wait_for(lambda: not self.deaf, "it hears again")
-            return json.dumps({"ok": True, "message": ""})
+            return json.dumps({"ok": True, "message": "", **self.answered})
 
         return method
 
@@ -212,6 +214,7 @@ class Stage:
         for worker in (scheduler, detokenizer, frontend, *more):
             worker.link.ready(READY_INFO if worker is scheduler else {})
         self.wait_state("ready")
+        wait_for(lambda: msgspec.msgpack.decode(self.boot.ports.control_state.read_bytes())["state"] == "ready", "a successor would know it")
         return scheduler, detokenizer, frontend
 
     def status(self) -> dict[str, Any]:
@@ -225,8 +228,13 @@ class Stage:
             return {}
 
     def wait_state(self, state: str, within: float = 15.0) -> dict[str, Any]:
-        wait_for(lambda: self.status().get("state") == state, f"state {state}, log:\n{self.log.read_text()}", within)
-        return self.status()
+        """A control that has just been replaced knows it only once it has heard everybody."""
+
+        def check() -> dict[str, Any]:
+            status = self.status()
+            return status if status.get("state") == state and status["stage"] != "control restarts" else {}
+
+        return dict(wait_for(check, f"state {state}, log:\n{self.log.read_text()}", within))
 
     def metric(self, key: str) -> float | None:
         for line in self.http.get("/metrics").text.splitlines():

@@ -131,6 +131,41 @@ def test_restart_waits_for_the_new_epoch(daemon: Trio) -> None:
     assert made.status()["state"] == "ready"
 
 
+def test_restart_goes_on_when_the_new_engine_dies(daemon: Trio) -> None:
+    made, scheduler, _ = daemon
+    made.supervisor.answered = {"epoch": 1}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.http.post, "/v1/restart")
+        wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
+        scheduler.link.close()
+        made.supervisor.epoch = 2
+        made.supervisor.died("scheduler-0")
+        wait_for(lambda: "waits for its next start" in made.status()["stage"], "control knows")
+        assert not answer.done()
+        made.supervisor.epoch = 3
+        made.worker("scheduler", pid=203, incarnation=3, epoch=3).link.ready(READY_INFO)
+        done = answer.result().json()
+    assert done["state"] == "succeeded"
+    assert done["data"] == {"epoch": 3, "died_meanwhile": "scheduler-0 killed by SIGKILL: last words"}
+    assert [(r["role"], r["rank"], r["ok"]) for r in done["results"]] == [("scheduler", 0, True)]
+
+
+def test_restart_that_does_not_come_says_what_each_rank_does(daemon: Trio) -> None:
+    made, scheduler, _ = daemon
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(made.http.post, "/v1/restart?timeout_s=1")
+        wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
+        scheduler.link.close()
+        made.supervisor.epoch = 2
+        made.supervisor.died("scheduler-0")
+        body = answer.result()
+    said = error(body, 409, "timeout")
+    assert "within 1 s" in said["message"] and "llmctl status" in said["hint"]
+    assert [(r["answered"], r["ok"], r["message"]) for r in body.json()["operation"]["results"]] == [
+        (False, False, "waits for its next start (killed by SIGKILL)")
+    ]
+
+
 def test_stop_sends_the_supervisor_its_signal(daemon: Trio) -> None:
     made, _, _ = daemon
     error(made.http.post("/v1/stop"), 503, "engine_unavailable")  # the pid it reports is not control's parent

@@ -114,18 +114,6 @@ def test_a_key_runs_once_and_replays(daemon: Trio) -> None:
     assert made.http.post("/v1/flush", headers=key).json()["id"] == first["id"], "a replaced control knows it too"
 
 
-def test_what_ran_when_control_was_replaced_is_audited(daemon: Trio) -> None:
-    made, _, _ = daemon
-    record = made.http.post("/v1/restart", json={"wait": False, "reason": "for the night"}).json()
-    wait_for(lambda: record["id"].encode() in made.boot.ports.control_state.read_bytes(), "it is remembered")
-    made.kill_control()
-    made.start_control(incarnation=2)
-    made.wait_state("ready")
-    wait_for(lambda: [line for line in made.http.get("/v1/audit").json()["audit"] if line["operation_id"] == record["id"]], "the line")
-    (line,) = [line for line in made.http.get("/v1/audit").json()["audit"] if line["operation_id"] == record["id"]]
-    assert (line["verb"], line["result"], line["reason"]) == ("restart", "failed", "for the night")
-
-
 def test_a_conflict_names_its_holder_and_an_operation_may_be_left_alone(daemon: Trio) -> None:
     made, scheduler, _ = daemon
     begun = made.http.post("/v1/restart", json={"wait": False})
