@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +68,57 @@ def test_stops_cut_the_greedy_text_on_every_path(daemon: Daemon) -> None:
             fields = {"max_tokens": 48, "ignore_eos": True, **wish}
             assert choice(daemon, prompt=asked, **fields)["text"] == expected
             assert "".join(e["choices"][0]["text"] for e in daemon.stream(**{"prompt": asked, **fields})) == expected
+
+
+def joined(events: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    """One choice of a stream, as a whole answer has it."""
+    whole: dict[str, Any] = {"text": "", "finish_reason": None, "logprobs": {}, "token_ids": []}
+    for piece in (event["choices"][0] for event in events if event["choices"] and event["choices"][0]["index"] == index):
+        assert whole["finish_reason"] is None, "nothing comes behind the finish"
+        whole["text"] += piece["text"]
+        whole["finish_reason"] = piece["finish_reason"]
+        whole["token_ids"] += piece["token_ids"]
+        for name, values in piece["logprobs"].items():
+            whole["logprobs"].setdefault(name, []).extend(values)
+    return whole
+
+
+def wishes(dice: random.Random, free: list[str]) -> dict[str, Any]:
+    """Stop strings that stand in the free answers, or nearly, and what else decides of the shape of an answer."""
+    text, stops = "".join(free), []
+    for _ in range(dice.randrange(1, 4)):
+        at = dice.randrange(len(text))
+        stops.append(text[at : at + dice.choice([1, 2, 3, 7])] + dice.choice(["", "", "q"]))
+    return {"stop": stops, "include_stop_str_in_output": dice.random() < 0.3, "echo": dice.random() < 0.3, "logprobs": dice.choice([1, 2])}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_answer_is_the_free_one_cut_at_its_first_stop_whole_or_joined(daemon: Daemon, seed: int) -> None:
+    dice = random.Random(seed)
+    prompts: list[Any] = dice.choice([["the quick brown fox", "a"], ["hello world é"], [list(b"abc")]])
+    body: dict[str, Any] = {
+        "prompt": prompts,
+        "n": dice.choice([1, 3]),
+        "max_tokens": dice.randrange(2, 40),
+        "temperature": dice.choice([0, 1.2]),
+        "seed": seed,
+    }
+    body |= {"return_token_ids": True, "ignore_eos": dice.random() < 0.7}
+    free = daemon.complete(**body).json()["choices"]
+    body |= wishes(dice, [choice["text"] for choice in free])
+    whole = daemon.complete(**body).json()
+    events = list(daemon.stream(**body, stream_options={"include_usage": True}))
+    assert whole["usage"] == events[-1]["usage"]
+    assert whole["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in whole["choices"])
+    for choice, unstopped in zip(whole["choices"], free, strict=True):
+        text, prompt = unstopped["text"], prompts[choice["index"] // body["n"]]
+        shown = (prompt if isinstance(prompt, str) else bytes(prompt).decode()) if body["echo"] else ""
+        at, size = min(((text.find(stop), len(stop)) for stop in body["stop"] if stop in text), default=(len(text), 0))
+        assert choice["text"] == shown + text[: at + size if body["include_stop_str_in_output"] else at]
+        assert choice["finish_reason"] == ("stop" if size else unstopped["finish_reason"])
+        assert choice["token_ids"] == unstopped["token_ids"][: len(choice["token_ids"])]
+        stream = joined(events, choice["index"])
+        assert stream == {name: choice[name] for name in stream}
 
 
 def test_ids_that_the_tokenizer_does_not_know_never_appear(daemon: Daemon) -> None:
