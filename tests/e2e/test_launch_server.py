@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from llmd.engine.foreground import launch_server
-from tests.daemon import gone, wait_for
+from tests.daemon import SLOW, gone, wait_for
 
 ARGUMENTS = ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", "0", "--tp", "1", "--max-running-requests=4", "--disable-radix-cache"]
 
@@ -30,7 +30,7 @@ def started(argv: list[str], directory: Path, env: dict[str, str] | None = None,
     finally:
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.kill()
-        process.wait(10)
+        process.wait(10 * SLOW)
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -67,7 +67,7 @@ def test_a_command_line_for_sglang_starts_llmd(tmp_path: Path) -> None:
         assert [m["id"] for m in httpx.get(url + "/v1/models").json()["data"]] == ["mine"]
         pids = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(20 * SLOW) == 0
         assert gone(pids)
 
 
@@ -83,7 +83,7 @@ def test_keys_on_the_command_line_guard_the_server_and_leave_no_trace(tmp_path: 
         for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]:
             assert b"sk-" not in Path(f"/proc/{pid}/cmdline").read_bytes()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(20 * SLOW) == 0
     assert list((tmp_path / "tmp").iterdir()) == [] and "sk-" not in (tmp_path / "log").read_text()
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
             [str(Path(sys.executable).with_name("llmctl")), "--socket", f"{tmp_path}/run/admin.sock", "config", "explain", "http"], cwd=here, check=True
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(20 * SLOW) == 0
     assert list(here.glob("RUN-*")) == [] and not (here / "__pycache__").exists()
 
 
@@ -149,7 +149,7 @@ def test_launch_server_from_python_can_be_called_again_and_leaves_the_process_as
             wait_for("the other life is over", lambda life=life: (tmp_path / "out").read_text().count("over") == life, 20)
             assert complete(url_of(process, tmp_path)) == "abcab"
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, (tmp_path / "log").read_text()
+        assert process.wait(20 * SLOW) == 0, (tmp_path / "log").read_text()
 
 
 def test_launch_server_says_what_it_takes() -> None:

@@ -29,6 +29,7 @@ from llmd.plan.spec import Boot, ModelFiles, make_plan
 from llmd.wire.link import WorkerLink
 from llmd.wire.messages import ClaimNames, Command, Hello, Publish, Shared
 from llmd.wire.tables import Tables
+from tests.daemon import SLOW
 
 FILES = ModelFiles(
     kind="dummy", path="", name="dummy", small_dir="", weights_version="dummy@1", weights_bytes=0, context_length=128, vocab_size=258, tokenizer_size=258,
@@ -40,7 +41,7 @@ READY_INFO = {"kv": {"page_size": 16, "pages_total": 100}, "max_running_requests
 
 def wait_for(condition: Callable[[], Any], what: str, within: float = 15.0) -> Any:
     """Poll until `condition()` is true; its value."""
-    end = time.monotonic() + within
+    end = time.monotonic() + within * SLOW
     while time.monotonic() < end:
         if value := condition():
             return value
@@ -246,7 +247,7 @@ class Stage:
     def kill_control(self, number: int = signal.SIGKILL) -> int:
         assert self.control is not None
         self.control.send_signal(number)
-        status = self.control.wait(10)
+        status = self.control.wait(10 * SLOW)
         for pipe in (self.control.stdin, self.control.stdout):
             if pipe is not None:
                 pipe.close()

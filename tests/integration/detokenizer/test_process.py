@@ -40,7 +40,7 @@ from llmd.wire.messages import (
     TokenChunk,
 )
 from tests.beats import totals_of, whole
-from tests.daemon import wait_for
+from tests.daemon import SLOW, wait_for
 from tests.unit.tokenizer import samples
 
 EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
@@ -135,7 +135,7 @@ class World:
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(10 * SLOW)
         for socket in (self.scheduler, self.control, *self.frontends):
             socket.close()
         self.context.term()
@@ -200,7 +200,7 @@ def test_killed_and_started_again_it_reports_what_it_does_not_know(world: World)
     world.send(first("a", "hello"))
     assert world.receive(0).chunks == [TextChunk("a", 0, "hello", list(b"hello"))]
     process.kill()
-    process.wait(10)
+    process.wait(10 * SLOW)
     world.start(incarnation=2)
 
     def answered() -> bool:
@@ -219,8 +219,8 @@ def test_sigterm_ends_it_at_once_with_status_0(world: World) -> None:
     process = world.start()
     begin = time.monotonic()
     process.terminate()
-    assert process.wait(5) == 0
-    assert time.monotonic() - begin < 3
+    assert process.wait(5 * SLOW) == 0
+    assert time.monotonic() - begin < 3 * SLOW
 
 
 def test_idle_it_uses_no_cpu_and_says_idle(world: World) -> None:
@@ -275,7 +275,7 @@ def test_a_hang_shows_in_the_heartbeat(tmp_path: Path) -> None:
         wait_for("a step that goes on and on", lambda: world.heartbeat().step_age_s > 0.3, 10)
         assert world.last[Heartbeat].phase == "busy"
         process.send_signal(signal.SIGKILL)
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(5 * SLOW) == -signal.SIGKILL
     finally:
         world.close()
 

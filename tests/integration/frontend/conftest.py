@@ -51,6 +51,7 @@ from llmd.wire.messages import (
     TokenLogprob,
 )
 from tests.beats import totals_of, whole
+from tests.daemon import SLOW
 
 EOS = 256
 CONTEXT = 512
@@ -292,7 +293,7 @@ def picture(**changes: Any) -> Publish:
 
 
 def wait_for(condition: Callable[[], bool], within: float, what: str = "condition") -> None:
-    end = time.monotonic() + within
+    end = time.monotonic() + within * SLOW
     while not condition():
         assert time.monotonic() < end, f"{what} not met within {within} s"
         time.sleep(0.005)
@@ -361,7 +362,7 @@ class World:
 
     def up(self) -> World:
         """Wait until the frontend is ready and has the first picture."""
-        assert self.control.ready.wait(20), self.stderr
+        assert self.control.ready.wait(20 * SLOW), self.stderr
         self.control.publish()
         wait_for(lambda: httpx.get(self.url + "/readyz").status_code == 200, 10, "ready")
         return self
@@ -403,10 +404,10 @@ class World:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(10)
+                self.process.wait(10 * SLOW)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(5)
+                self.process.wait(5 * SLOW)
         self.listener.close()
 
 

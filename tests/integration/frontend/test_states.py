@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from llmd.wire.messages import AbortReq, BatchStrOutput, Detokenizer404, Publish, TextChunk
+from tests.daemon import SLOW
 
 from .conftest import World, echo, picture, wait_for
 
@@ -84,7 +85,7 @@ def test_alive_before_control_is_there_and_loading_until_ready(make_world: Calla
     assert error(answer)["code"] == "loading"
     assert int(answer.headers["retry-after"]) > 0
     assert httpx.get(world.url + "/metrics").status_code == 503
-    assert world.control.ready.wait(10)
+    assert world.control.ready.wait(10 * SLOW)
     world.control.publish(state="loading", stage="loading weights", progress=0.5, engine_up=False, epoch=1, detokenizer_incarnation=1)
     wait_for(lambda: httpx.get(world.url + "/readyz").json()["stage"] == "loading weights", 2)
     assert httpx.get(world.url + "/readyz").json() == {"status": "loading", "stage": "loading weights", "progress": 0.5, "reason": ""}
@@ -105,7 +106,7 @@ def test_alive_before_control_is_there_and_loading_until_ready(make_world: Calla
 
 def test_a_restarted_frontend_waits_for_its_first_picture(make_world: Callable[..., World]) -> None:
     world = make_world(incarnation=2, supervision={"control_timeout": 0.1})
-    assert world.control.ready.wait(10)
+    assert world.control.ready.wait(10 * SLOW)
     request = Background(world, max_tokens=5)
     wait_for(lambda: world.control.gauge("llmd_requests_held") == 1, 5)
     time.sleep(0.3)  # control may be away for longer than its timeout
@@ -115,7 +116,7 @@ def test_a_restarted_frontend_waits_for_its_first_picture(make_world: Callable[.
 
 def test_a_restarted_frontend_waits_for_control_no_longer_than_for_an_engine(make_world: Callable[..., World]) -> None:
     world = make_world(incarnation=2, supervision={"hold_timeout": 0.3})
-    assert world.control.ready.wait(10)
+    assert world.control.ready.wait(10 * SLOW)
     answer = comp(world)
     assert answer.status_code == 503 and answer.headers["retry-after"]
 
@@ -166,7 +167,7 @@ def test_a_new_engine_goes_on_where_the_old_one_was(world: World, times: int) ->
     text = "".join(counted(150))
     whole, stream, two = Background(world), Background(world, stream=True), Background(world, stream=True, n=2)
     running(world, 4)
-    assert stream.begun.wait(5) and two.begun.wait(5)
+    assert stream.begun.wait(5 * SLOW) and two.begun.wait(5 * SLOW)
     for epoch in range(2, 2 + times):
         lose_engine(world, epoch)
         running(world, 4)
@@ -190,7 +191,7 @@ def test_late_words_of_a_lost_engine_reach_nobody(world: World) -> None:
     world.engine.pace = 0.01
     world.engine.script = lambda request: counted(60)
     stream = Background(world, stream=True)
-    assert stream.begun.wait(5)
+    assert stream.begun.wait(5 * SLOW)
     lose_engine(world, 2)
     running(world, 1)
     rid = world.engine.requests[0].rid
@@ -205,7 +206,7 @@ def test_a_new_detokenizer_gets_all_output_again(world: World) -> None:
     world.engine.script = lambda request: counted(150)
     whole, stream = Background(world), Background(world, stream=True)
     running(world, 2)
-    assert stream.begun.wait(5)
+    assert stream.begun.wait(5 * SLOW)
     world.control.publish(state="recovering", detokenizer_incarnation=0)
     wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
     world.control.publish(state="ready", detokenizer_incarnation=2)
@@ -222,7 +223,7 @@ def test_a_request_whose_output_ends_detokenizers_ends_alone(world: World) -> No
     world.engine.script = lambda request: counted(150) if request.input_ids[0] == ord("i") else None
     poison, other = Background(world, prompt="poison"), Background(world, prompt="innocent", stream=True)
     running(world, 2)
-    assert other.begun.wait(5)
+    assert other.begun.wait(5 * SLOW)
     for incarnation in (2, 3, 4):
         asked = len(world.engine.resends)
         world.control.publish(state="recovering", detokenizer_incarnation=0)
@@ -238,7 +239,7 @@ def test_a_request_whose_output_ends_detokenizers_ends_alone(world: World) -> No
 def test_output_that_the_detokenizer_forgot_is_asked_for_again(world: World) -> None:
     slow(world, 100)
     stream = Background(world, stream=True)
-    assert stream.begun.wait(5)
+    assert stream.begun.wait(5 * SLOW)
     world.engine.say(Detokenizer404(rid=world.engine.requests[0].rid, epoch=1))
     wait_for(lambda: len(world.engine.resends) == 1, 5)
     assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == "x" * 100
@@ -257,7 +258,7 @@ def test_a_request_that_was_meant_for_the_frontend_before_is_sent_again(world: W
 def test_other_weights_never_go_on_with_a_text_that_has_begun(world: World) -> None:
     slow(world)
     begun = Background(world, stream=True)
-    assert begun.begun.wait(5)
+    assert begun.begun.wait(5 * SLOW)
     world.engine.script = lambda request: None
     fresh = Background(world, max_tokens=5)
     running(world, 2)
@@ -308,7 +309,7 @@ def test_nobody_waits_for_a_lost_engine_for_longer_than_the_recover_timeout(make
     slow(world)
     whole, stream = Background(world), Background(world, stream=True)
     running(world, 2)
-    assert stream.begun.wait(5)
+    assert stream.begun.wait(5 * SLOW)
     world.control.publish(state="recovering", engine_up=False)
     answer = whole.result()
     assert (answer.status_code, error(answer)["code"]) == (503, "engine_unavailable")
@@ -373,7 +374,7 @@ def test_shutting_down_ends_every_request_with_that_error(world: World) -> None:
     slow(world)
     whole, stream = Background(world), Background(world, stream=True)
     running(world, 2)
-    assert stream.begun.wait(5)
+    assert stream.begun.wait(5 * SLOW)
     reply = world.control.command("shutting_down")
     assert reply.ok
     assert reply.data == {"inflight": 0}
@@ -386,11 +387,11 @@ def test_shutting_down_ends_every_request_with_that_error(world: World) -> None:
 def test_sigterm_ends_with_0_and_with_the_error_for_what_is_open(world: World) -> None:
     slow(world)
     stream = Background(world, stream=True)
-    assert stream.begun.wait(5)
+    assert stream.begun.wait(5 * SLOW)
     start = time.monotonic()
     world.process.send_signal(signal.SIGTERM)
-    assert world.process.wait(5) == 0
-    assert time.monotonic() - start < 2.5
+    assert world.process.wait(5 * SLOW) == 0
+    assert time.monotonic() - start < 2.5 * SLOW
     assert json.loads(stream.events[-2])["error"]["code"] == "shutting_down"
     assert "Traceback" not in world.stderr
 
@@ -416,9 +417,9 @@ def test_a_broken_tokenizer_ends_with_78(make_world: Callable[..., World]) -> No
     world = make_world()
     (world.dir / "small" / "tokenizer.json").write_text("{")
     world.process.kill()
-    world.process.wait(5)
+    world.process.wait(5 * SLOW)
     world.process = world._spawn()
-    assert world.process.wait(15) == 78
+    assert world.process.wait(15 * SLOW) == 78
     assert "tokenizer.json" in world.stderr
 
 
@@ -460,7 +461,7 @@ def test_an_abort_ends_exactly_what_it_names(world: World) -> None:
     slow(world)
     streamed, whole = Background(world, stream=True), Background(world, n=2)
     running(world, 3)
-    assert streamed.begun.wait(5)
+    assert streamed.begun.wait(5 * SLOW)
     rid = next(r.rid for r in world.engine.requests if not r.rid.endswith(("-0", "-1")))
     assert world.control.command("abort", rid=rid[:-1]).data == {"aborted": []}
     assert world.control.command("abort").data == {"aborted": []}

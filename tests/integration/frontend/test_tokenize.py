@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.daemon import SLOW
+
 from .conftest import CONTEXT, EOS, World
 
 
@@ -105,7 +107,7 @@ def test_the_model_says_what_it_is(shared: World, path: str) -> None:
 
 def test_the_server_hides_its_paths(make_world: Callable[..., World]) -> None:
     world = make_world(api_keys_file="/etc/llmd/keys-of-all")
-    assert world.control.ready.wait(20)
+    assert world.control.ready.wait(20 * SLOW)
     answer = httpx.get(world.url + "/server_info", timeout=20)
     assert answer.status_code == 401, "its keys cannot be read, so nobody gets in"
     open_world = make_world(access_log_exclude=("/x",)).up()

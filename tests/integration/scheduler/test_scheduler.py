@@ -274,7 +274,7 @@ def test_idle_costs_nothing_and_wakes_at_once(start: Start) -> None:
 def test_a_new_epoch_removes_the_sockets_of_others_and_a_term_in_mid_step_ends_with_0(start: Start) -> None:
     engine = start()
     engine.process.kill()
-    engine.process.wait(10)
+    engine.process.wait(10 * SLOW)
     private = engine.ports.private
     assert (private / "scheduler_input.1").exists()
     engine.__exit__()

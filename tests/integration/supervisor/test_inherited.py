@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmd.errors import EXIT_OK, EXIT_RESOURCE
+from tests.daemon import SLOW
 
 
 def llmd(tmp_path: Path, *flags: str, shell: str = "") -> subprocess.Popen[bytes]:
@@ -46,9 +47,9 @@ def test_a_stop_during_the_imports_is_a_stop(tmp_path: Path, number: int, after:
         + "sys.exit(entry.main())\n"
     )
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30 * SLOW, check=False)
     assert (done.returncode, b"Traceback" in done.stderr) == (EXIT_OK, False), done.stderr
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10 * SLOW
 
 
 def test_blocked_signals_are_let_through() -> None:
@@ -56,7 +57,7 @@ def test_blocked_signals_are_let_through() -> None:
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})\n"
         "from llmd.entry import prepare; prepare(); print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30 * SLOW, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.supervisor.harness import Embedded, full, gone, until
+from tests.integration.supervisor.harness import SLOW, Embedded, full, gone, until
 
 Make = Callable[..., Embedded]
 ORDER = ["frontend-0", "scheduler-0", "detokenizer-0", "control-0"]
@@ -38,7 +38,7 @@ def test_term_wakes_control_and_a_shutdown_stops_in_order(embedded: Make) -> Non
     asked = time.monotonic()
     one.call("shutdown", status=0, why="drained")
     assert one.wait() == 0
-    assert time.monotonic() - asked < 2
+    assert time.monotonic() - asked < 2 * SLOW
     assert terms(one) == ORDER
 
 
@@ -77,7 +77,7 @@ def test_the_first_int_says_what_it_waits_for_the_second_stops_at_once(embedded:
     one.signal(signal.SIGINT)
     asked = time.monotonic()
     assert one.wait() == 130
-    assert time.monotonic() - asked < 2
+    assert time.monotonic() - asked < 2 * SLOW
     assert terms(one) == ["frontend-0"]
     assert all(gone(line["pid"]) for line in one.trace())
 
@@ -92,7 +92,7 @@ def test_the_last_words_of_a_stop_at_once_are_bounded(embedded: Make) -> None:
     one.signal(signal.SIGINT)
     asked = time.monotonic()
     assert one.wait() == 130
-    assert 0.5 < time.monotonic() - asked < 3
+    assert 0.5 < time.monotonic() - asked < 3 * SLOW
 
 
 def test_children_that_ignore_term_are_killed_in_time(embedded: Make) -> None:
@@ -103,7 +103,7 @@ def test_children_that_ignore_term_are_killed_in_time(embedded: Make) -> None:
     asked = time.monotonic()
     one.call("shutdown", status=0, why="test")
     assert one.wait() == 0
-    assert time.monotonic() - asked < 3
+    assert time.monotonic() - asked < 3 * SLOW
 
 
 @pytest.mark.parametrize("status", [70, 71, 78])
@@ -186,12 +186,12 @@ def test_all_children_die_with_the_supervisor(embedded: Make) -> None:
 def test_a_stop_right_after_a_start_is_not_lost(embedded: Make) -> None:
     """Between fork and exec a child must not swallow the signal."""
     for _ in range(8):
-        one = embedded(full(), stop_timeout=8.0).start(up=False)
+        one = embedded(full(), stop_timeout=8.0 * SLOW).start(up=False)
         until("the first child", lambda: one.pid("control-0"))  # noqa: B023
         asked = time.monotonic()
         one.signal(signal.SIGTERM)
         assert one.wait() == 0
-        assert time.monotonic() - asked < 4
+        assert time.monotonic() - asked < 4 * SLOW
 
 
 def test_hangups_are_counted_for_control_and_end_nothing(embedded: Make) -> None:
