@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
 def request(path: str, **fields: object) -> bytes:
     body = json.dumps(fields).encode()
-    return b"POST %b HTTP/1.1\r\nhost: llmd\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+    return b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
 def stream(port: int, streams: int, tokens: int, path: str, **fields: object) -> bytes:
