@@ -15,7 +15,9 @@ import signal
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,12 @@ from tests.models import random_llama
 
 CLIENTS = 32
 CONFIG = {
-    "supervision": {"hang_timeout": "3s", "helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000, "backoff": ["0s", "0s", "0s"]}},
+    "supervision": {
+        "hang_timeout": "3s",
+        "helper_timeout": f"{2 * SLOW:g}s",
+        "control_timeout": f"{2 * SLOW:g}s",
+        "restart": {"max": 1000, "backoff": ["0s", "0s", "0s"]},
+    },
     "memory": {"max_running_requests": 40},
     "http": {"port": 0, "workers": 2},
 }
@@ -42,7 +49,7 @@ PATIENCE = 120 * SLOW
 
 @dataclass
 class Fault:
-    """One process killed or stopped, and the longest time in which no token came afterwards."""
+    """One process killed or stopped, and the longest time in which no token came afterwards to anybody whom it does not cut off."""
 
     role: str
     signum: signal.Signals
@@ -60,7 +67,8 @@ class Observed:
     wrong: list[str] = field(default_factory=list)
     broken: list[tuple[int, str]] = field(default_factory=list)
     """Connections that ended before their answer: the client's port, and how."""
-    tokens_at: list[float] = field(default_factory=list)
+    tokens_at: list[tuple[float, int]] = field(default_factory=list)
+    """When a token came, and at which port of its client."""
 
 
 def requests_of(model_says: Any) -> list[dict[str, Any]]:
@@ -88,8 +96,8 @@ def tokens_of(logprobs: dict[str, Any] | None) -> tuple[list[str], list[float | 
     return None if logprobs is None else (logprobs["tokens"], [None if v is None else round(v, 4) for v in logprobs["token_logprobs"]])
 
 
-async def ask(client: httpx.AsyncClient, body: dict[str, Any], stream: bool, tokens_at: list[float]) -> list[Any]:
-    """The choices of one request, or an AssertionError."""
+async def ask(client: httpx.AsyncClient, body: dict[str, Any], stream: bool, on_token: Callable[[], object] = lambda: None) -> list[Any]:
+    """The choices of one request, or an AssertionError. `on_token` is called as they come in a stream."""
     if not stream:
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -104,7 +112,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], stream: bool, tok
             elif line.startswith("data: "):
                 event = json.loads(line[6:])
                 assert "error" not in event, event
-                tokens_at.append(time.monotonic())
+                on_token()
                 for choice in event["choices"]:
                     mine = choices[choice["index"]]
                     mine[0] += choice["text"]
@@ -137,9 +145,11 @@ async def client_loop(number: int, daemon: Daemon, bodies: list[dict[str, Any]],
     async with httpx.AsyncClient(base_url=daemon.url, timeout=PATIENCE, transport=ports) as client:
         while time.monotonic() < until:
             choice, stream = dice.randrange(len(bodies)), dice.random() < 0.6
+            # A new connection now and then, so that all do not stay for ever with the frontend that has not died.
+            client.headers["connection"] = "close" if dice.random() < 0.3 else "keep-alive"
             what = f"request {choice} ({'streamed' if stream else 'whole'})"
             try:
-                answer = await ask(client, bodies[choice], stream, seen.tokens_at)
+                answer = await ask(client, bodies[choice], stream, lambda: seen.tokens_at.append((time.monotonic(), ports.port)))
             except httpx.TransportError as error:
                 seen.broken.append((ports.port, f"{what}: {type(error).__name__}: {error}"))
                 continue
@@ -188,10 +198,10 @@ async def run(daemon: Daemon, seconds: float, every: tuple[float, float], seed: 
         texts: dict[str, list[str]] = {}
         for prompt in ("stops here", "stops there"):
             body = {"max_tokens": 120, "ignore_eos": True, "temperature": 0, "prompt": prompt}
-            texts[prompt] = [choice[0] for choice in await ask(client, body, False, [])]
+            texts[prompt] = [choice[0] for choice in await ask(client, body, False)]
         bodies = requests_of(lambda body: texts[body["prompt"]])
-        oracle = [await ask(client, body, False, []) for body in bodies]
-        assert oracle == [await ask(client, body, True, []) for body in bodies], "streamed and whole are the same"
+        oracle = [await ask(client, body, False) for body in bodies]
+        assert oracle == [await ask(client, body, True) for body in bodies], "streamed and whole are the same"
     seen, until = Observed(), time.monotonic() + seconds
     clients = [client_loop(n, daemon, bodies, oracle, until, seen) for n in range(CLIENTS)]
     faults, *_ = await asyncio.gather(inject(daemon, until, every, random.Random(seed)), *clients)
@@ -199,11 +209,11 @@ async def run(daemon: Daemon, seconds: float, every: tuple[float, float], seed: 
 
 
 def measure_pauses(seen: Observed, faults: list[Fault]) -> None:
-    """The longest silence that begins between a fault and the next one."""
+    """The longest silence between a fault and the next one; of a frontend's death, as the clients of the other one hear it."""
     ends = [fault.at for fault in faults[1:]] + [float("inf")]
-    gaps = list(zip(seen.tokens_at, seen.tokens_at[1:], strict=False))
     for fault, end in zip(faults, ends, strict=True):
-        fault.pause = max((later - max(earlier, fault.at) for earlier, later in gaps if later > fault.at and earlier < end), default=0.0)
+        heard = [fault.at, *(at for at, port in seen.tokens_at if fault.at < at < end and port not in fault.ports)]
+        fault.pause = max((later - earlier for earlier, later in pairwise(heard)), default=0.0)
 
 
 def print_table(seen: Observed, faults: list[Fault], recovered: float) -> None:
