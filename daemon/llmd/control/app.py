@@ -162,7 +162,7 @@ class ControlApp:
 
     def _watch(self) -> None:
         core, now = self.core, time.monotonic()
-        for verdict in watchdog.judge(core.supervised(), core.snapshot, core.boot.args.supervision, now, core.started):
+        for verdict in watchdog.judge(core.supervised(), core.snapshot, core.boot.args.supervision, now, core.started, core.remembered.were_ready):
             key = (verdict.name, verdict.pid)
             if now - self._killed.get(key, -KILL_AGAIN) < KILL_AGAIN:
                 continue

@@ -250,6 +250,7 @@ class Core:
                     self.model_info = message.info
                     if self.never_ready:
                         self.remembered.load_s = time.monotonic() - self.started
+                self.remembered.were_ready[worker.name] = worker.incarnation
                 self.newly_ready.append(worker)
                 self._greet(worker)
                 self._note_return(worker)

@@ -53,6 +53,8 @@ class ControlState(Struct, kw_only=True):
     model_path: str = ""
     incarnations: dict[str, int] = {}
     """Process name -> the incarnation up to which its restarts are counted."""
+    were_ready: dict[str, int] = {}
+    """Process name -> its last incarnation that has been ready."""
     ledger: LedgerData = msgspec.field(default_factory=LedgerData)
     operation: dict[str, Any] | None = None
     """The operation that runs; of several, the one that excludes others."""

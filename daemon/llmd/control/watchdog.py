@@ -6,7 +6,7 @@ silence, or one step that never ends. A worker that is `blocked on` another one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -29,15 +29,17 @@ class Verdict(Struct, frozen=True):
     reason: str
 
 
-def judge(workers: Iterable[Worker], snapshot: Snapshot | None, limits: SupervisionArgs, now: float, control_since: float) -> list[Verdict]:
-    """The processes to kill now. `control_since`: when this control began to listen."""
+def judge(
+    workers: Iterable[Worker], snapshot: Snapshot | None, limits: SupervisionArgs, now: float, control_since: float, were_ready: Mapping[str, int]
+) -> list[Verdict]:
+    """The processes to kill now. `control_since`: when this control began to listen; `were_ready`: process -> the incarnation that was ready once."""
     workers = list(workers)
     verdicts = [v for w in workers if (v := _silent(w, limits, now) or _no_progress(w, limits, now))]
     stopped = {v.role for v in verdicts}
     # A rank waits inside its step for a rank that has stopped: name only the latter.
     verdicts += [v for w in workers if w.role not in stopped and (v := _endless_step(w, limits, now))]
     if snapshot is not None:
-        verdicts += _never_heard(workers, snapshot, limits, now, control_since)
+        verdicts += _never_heard(workers, snapshot, limits, now, control_since, were_ready)
     return verdicts
 
 
@@ -66,7 +68,9 @@ def _endless_step(worker: Worker, limits: SupervisionArgs, now: float) -> Verdic
     return _verdict(worker, f"in one step ({worker.phase}) for {age:.1f} s") if age > limit_of(worker.role, limits) else None
 
 
-def _never_heard(workers: list[Worker], snapshot: Snapshot, limits: SupervisionArgs, now: float, control_since: float) -> list[Verdict]:
+def _never_heard(
+    workers: list[Worker], snapshot: Snapshot, limits: SupervisionArgs, now: float, control_since: float, were_ready: Mapping[str, int]
+) -> list[Verdict]:
     known = {(w.name, w.pid) for w in workers}
     listening = now - control_since
     verdicts = []
@@ -75,9 +79,9 @@ def _never_heard(workers: list[Worker], snapshot: Snapshot, limits: SupervisionA
             continue
         if any(w.name == view.name and w.incarnation > view.incarnation for w in workers):
             continue
-        # One that was up before this control says Hello within a heartbeat; one that replaces another has its files in memory, and
+        # One that was ready before this control came says Hello within a heartbeat; one that replaces another has its files in memory, and
         # may take an import's time; only a first start may take as long as reading from a cold disk does.
-        if view.uptime_s - listening > limits.hang_timeout:
+        if were_ready.get(view.name) == view.incarnation:
             limit = limit_of(view.role, limits)
         elif view.incarnation > 1:
             limit = min(limits.startup_timeout, START_SILENCE if view.role == "scheduler" else max(HELPER_START_SILENCE, limits.helper_timeout))

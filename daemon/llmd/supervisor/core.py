@@ -415,7 +415,7 @@ class Core:
         log.info("stopping%s: %s", " at once" if quick else "", why.partition("\n")[0])
         self.mode = "stopping"
         self._notifier.stopping()
-        self._notifier.status(f"stopping: {why.partition(chr(10))[0]}")
+        self._notifier.status("stopping" if status == EXIT_OK else f"stopping: {why.partition(chr(10))[0]}")
         self.stop = StopSequence(self.specs, status=status, why=why, quick=quick, now=self._os.monotonic(), timeout=self.settings.stop_timeout)
         self._on_state("stopping", "", why.partition("\n")[0])
 

@@ -27,8 +27,9 @@ def snapshot(**facts: Any) -> Snapshot:
     return Snapshot(start_id="x", pid=1, processes=(view,))
 
 
-def verdicts(*workers: Worker, picture: Snapshot | None = None, since: float = 0.0) -> list[Verdict]:
-    return judge(workers, picture, LIMITS, NOW, since)
+def verdicts(*workers: Worker, picture: Snapshot | None = None, since: float = 0.0, ready: int = 0) -> list[Verdict]:
+    """`ready`: the incarnation of the picture's process that was ready once."""
+    return judge(workers, picture, LIMITS, NOW, since, {view.name: ready for view in picture.processes} if picture else {})
 
 
 @pytest.mark.parametrize(
@@ -81,10 +82,17 @@ def test_one_that_replaces_another_and_never_says_hello_is_found_while_requests_
     assert limit < LIMITS.hold_timeout
 
 
-def test_one_that_was_up_before_this_control_must_speak_soon() -> None:
-    silent = snapshot(uptime_s=5000.0)
-    assert verdicts(picture=silent, since=NOW - 29) == []
-    assert [v.name for v in verdicts(picture=silent, since=NOW - 31)] == ["scheduler-0"]
+def test_one_that_was_ready_before_this_control_must_speak_soon() -> None:
+    silent = snapshot(uptime_s=5000.0, incarnation=3)
+    assert verdicts(picture=silent, since=NOW - 29, ready=3) == []
+    assert [v.name for v in verdicts(picture=silent, since=NOW - 31, ready=3)] == ["scheduler-0"]
+
+
+def test_one_that_only_started_before_this_control_may_still_be_importing() -> None:
+    assert verdicts(picture=snapshot(uptime_s=500.0), since=NOW - 400) == []
+    replaced = snapshot(uptime_s=80.0, incarnation=3, name="frontend-0", role="frontend")
+    assert verdicts(picture=replaced, since=NOW - HELPER_START_SILENCE + 1, ready=2) == []
+    assert [v.name for v in verdicts(picture=replaced, since=NOW - HELPER_START_SILENCE - 1, ready=2)] == ["frontend-0"]
 
 
 @pytest.mark.parametrize("facts", [{"pid": 0}, {"state": "backoff"}, {"state": "stopping"}, {"role": "control"}])
