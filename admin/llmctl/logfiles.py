@@ -52,17 +52,23 @@ class Logs:
         lines = sorted((line for path, end in self._ends.items() for line in _tail(path, end)), key=lambda line: line[0])
         return [text for _, text in lines[-count:]] if count > 0 else []
 
-    def more(self) -> list[str]:
-        """Whole lines that have come since."""
+    def more(self, *, newest: bool = False) -> list[str]:
+        """Whole lines that have come since; a line that does not end within TAIL_BYTES comes in pieces. `newest`: where more has come than is read at
+        once, what is older is left out, for a reader who would never catch up."""
         lines: list[str] = []
         for path in self.files():
             seen, size = self._ends.get(path, 0), path.stat().st_size
             if size < seen:
                 seen = 0  # a new file after rotation
+            if newest:
+                seen = max(seen, size - TAIL_BYTES)
             if size > seen:
                 with path.open("rb") as stream:
                     stream.seek(seen)
-                    whole, newline, _ = stream.read(TAIL_BYTES).rpartition(b"\n")
+                    read = stream.read(TAIL_BYTES)
+                whole, newline, _ = read.rpartition(b"\n")
+                if not newline and len(read) == TAIL_BYTES:
+                    whole = read
                 self._ends[path] = seen + len(whole) + len(newline)
                 lines += whole.decode("utf-8", "replace").splitlines()
         return lines

@@ -149,10 +149,14 @@ def when(seconds: Any) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds)) if isinstance(seconds, int | float) else "-"
 
 
-def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """A plan for people: what is done, and what it costs."""
+def plan_steps(plan: Mapping[str, Any]) -> list[str]:
+    """What a plan does, one after the other."""
     lines = [f"{number}. {one_line(step)}" for number, step in enumerate(plan.get("steps") or [], 1)]
-    lines += [f"   {change['key']}: {change['before']} -> {change['after']}  [{change['reload']}]" for change in plan.get("changes") or []]
+    return lines + [f"   {change['key']}: {change['before']} -> {change['after']}  [{change['reload']}]" for change in plan.get("changes") or []]
+
+
+def plan_costs(plan: Mapping[str, Any]) -> list[str]:
+    """What a plan costs; empty: nothing."""
     costs = []
     for name, noun in (("requests_aborted", "aborted"), ("requests_held", "held"), ("requests_finished", "waited for")):
         if plan.get(name):
@@ -166,9 +170,15 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     downtime = plan.get("downtime_s")
     if plan.get("processes_restarted"):
         costs.append(f"without an engine for {'an unknown time' if downtime is None else f'about {duration(downtime)}'}")
+    return costs
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """A plan for people: what is done, and what it costs."""
+    lines = plan_steps(plan)
     if plan.get("refused"):
         return [*lines, one_line(plan["refused"]["message"]), one_line(plan["refused"]["hint"])]
-    return [*lines, f"cost: {'; '.join(costs) or 'none'}"]
+    return [*lines, f"cost: {'; '.join(plan_costs(plan)) or 'none'}"]
 
 
 def bar(used: float, total: float, width: int = 20) -> str:

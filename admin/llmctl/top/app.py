@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
+from rich.style import Style
 from rich.text import Text
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding
@@ -16,19 +17,44 @@ from llmctl.output import duration
 from llmctl.top import style, words
 from llmctl.top.actions import ACTIONS, Action, abort
 from llmctl.top.away import away
+from llmctl.top.cache import Cache
 from llmctl.top.dialogs import About, Ask, Keys
 from llmctl.top.events import Events
 from llmctl.top.feed import Feed, Picture
-from llmctl.top.keys import CHANGING, LOOKING, TABS
+from llmctl.top.keys import CHANGING, LOOKING, TABS, Key
+from llmctl.top.overview import Banner, Overview
 from llmctl.top.palette import Verbs
-from llmctl.top.panes import Banner, Cache, Overview, Pane, Processes, Requests
-from llmctl.top.widgets import Rows
+from llmctl.top.pane import Pane
+from llmctl.top.processes import Processes
+from llmctl.top.requests import Requests
+from llmctl.top.tables import Rows
+from llmctl.top.weights import Choose
 
 #: Seconds between two questions, and between two looks at how old the answer is.
 EVERY: Final = 1.0
 _TICK: Final = 0.5
 #: Cells below which words are left out.
 _NARROW: Final = 70
+
+
+#: What stands in the footer for all the tabs' keys.
+TAB_KEYS: Final = Key("", "", "tabs", "1-5", "tabs")
+
+
+class Bar(Static):
+    """A line whose words can be clicked, and look like any others."""
+
+    auto_links = False
+
+
+def foot(width: int, tab: int, *, draining: bool) -> list[Key]:
+    """The keys that the last line shows: those that look, and on a wide screen those that change something, if they would now."""
+    useless = {"a" if tab != 4 else "", "d" if draining else "e"}
+    looking = [key for key in LOOKING if key.footer]
+    wide = [TAB_KEYS, *looking[:-3], *(key for key in CHANGING if key.label not in useless), *looking[-3:]]
+    usual = [TAB_KEYS, *looking[:-3], *(key for key in CHANGING if key.label == "a" and tab == 4), *looking[-3:]]
+    narrow = [key for key in usual if key not in (TAB_KEYS, looking[-2])]
+    return next((keys for keys in (wide, usual) if sum(len(f"{key.label} {key.footer}  ") for key in keys) - 2 <= width), narrow)
 
 
 class Top(App[None]):
@@ -39,7 +65,7 @@ class Top(App[None]):
     AUTO_FOCUS = None
     COMMANDS = {Verbs}  # noqa: RUF012 - as textual wants it
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-medium"), (110, "-wide")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (24, "-usual"), (34, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (8, "-short"), (24, "-usual"), (34, "-tall")]  # noqa: RUF012
     BINDINGS = [  # noqa: RUF012
         *(Binding(key.key, key.action, key.what, show=False) for key in (*LOOKING, *CHANGING) if key.key != "ctrl+p"),
         Binding("escape", "unfilter", "end the filter", show=False),
@@ -61,13 +87,13 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
-        yield Static(id="tabs")
+        yield Bar(id="tabs")
         yield Banner(id="banner")
         with ContentSwitcher(id="panes", initial="tab-1"):
             for number, pane in enumerate((Overview, Processes, Cache, Requests, Events), 1):
                 yield pane(id=f"tab-{number}")
         yield Input(placeholder="only lines that hold …", id="filter", disabled=True)
-        yield Static(id="foot")
+        yield Bar(id="foot")
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The sheet is read before the theme is there."""
@@ -116,7 +142,7 @@ class Top(App[None]):
                 self._foot()
                 banner = self.screen_stack[0].query_one(Banner)
                 # The other tabs need the room, unless something is to be said.
-                banner.display = self._tab == 1 or words.state(self.picture) != "ready"
+                banner.display = self._tab == 1 or words.state(self.picture) != "ready" or self.screen_stack[0].has_class("-tiny")
                 banner.show(self.picture)
                 self.pane.show(self.picture, self.feed)
 
@@ -128,9 +154,10 @@ class Top(App[None]):
         age = None if at is None else self.feed.clock() - at
         stale = self.picture.error is not None or (age is not None and age > words.STALE)
         base = self.screen_stack[0]
+        banner = base.query_one(Banner)
         base.set_class(stale, "-stale")
         colours = self.theme_variables
-        said = "no answer yet" if age is None else f"{duration(age)} old" if stale else "live"
+        said = "no answer yet" if age is None else f"{duration(age)} old" if stale else "live" if banner.display else words.state(self.picture)
         mark = Text(f"  {'○' if stale or age is None else '●'} {said}", colours["warning" if stale else "muted" if age is None else "success"])
         left = Text.assemble(("llmd ", f"bold {colours['primary']}"), (words.identity(self.picture.status), colours["muted"]))
         width = max(0, self.size.width - 2)
@@ -144,16 +171,20 @@ class Top(App[None]):
         line = Text(no_wrap=True)
         for number, name in enumerate(TABS, 1):
             here = number == self._tab
-            line.append(f" {number} {name} ", f"bold reverse {colours['primary']}" if here else colours["foreground"])
+            style = Style.parse(f"bold reverse {colours['primary']}" if here else colours["foreground"])
+            line.append(f" {number} {name} ", style + Style(meta={"@click": f"app.tab({number})"}))
             line.append("" if narrow else "  ")
         self.screen_stack[0].query_one("#tabs", Static).update(line)
 
     def _foot(self) -> None:
-        colours, narrow = self.theme_variables, self.size.width < _NARROW
-        tabs, extra = [("1-5", "tabs")], [("a", "abort")] if self._tab == 4 else []
-        shown = [*(tabs if not (narrow and extra) else []), *((key.label, key.footer) for key in LOOKING if key.footer), *extra]
-        line = Text("  " if narrow else "   ").join(Text.assemble((key, f"bold {colours['primary']}"), (f" {what}", colours["muted"])) for key, what in shown)
-        line.no_wrap = True
+        colours = self.theme_variables
+        shown = foot(self.size.width - 2, self._tab, draining=words.state(self.picture) == "draining")
+        gap = "   " if sum(len(f"{key.label} {key.footer}   ") for key in shown) - 3 <= self.size.width - 2 else "  "
+        line = Text(no_wrap=True)
+        for key in shown:
+            click = Style(meta={"@click": f"app.{key.action}"} if key is not TAB_KEYS else {})
+            line.append(gap if line else "").append(key.label, Style.parse(f"bold {colours['primary']}") + click)
+            line.append(f" {key.footer}", Style.parse(colours["muted"]) + click)
         self.screen_stack[0].query_one("#foot", Static).update(line)
 
     # ------------------------------------------------------------ keys
@@ -165,9 +196,9 @@ class Top(App[None]):
         self.call_after_refresh(self._arrive)
 
     def _arrive(self) -> None:
-        tables = self.pane.tables
-        if tables:
-            tables[0].focus()
+        parts = self.pane.parts
+        if parts:
+            parts[0].focus()
         self._apply_filter()
         self._draw()
         self._now.set()  # what this tab shows is asked for at once
@@ -198,12 +229,11 @@ class Top(App[None]):
             self._arrive()
 
     def _apply_filter(self) -> None:
-        for table in self.pane.tables:
-            table.filter(self.screen_stack[0].query_one("#filter", Input).value)
+        self.pane.filter(self.screen_stack[0].query_one("#filter", Input).value)
 
     def action_sort(self) -> None:
         """Sort the table that has the focus, or the first."""
-        tables = [table for table in self.pane.tables if isinstance(table, Rows)]
+        tables = list(self.pane.query(Rows))
         chosen = next((table for table in tables if table.has_focus), tables[0] if tables else None)
         if chosen is not None:
             chosen.sort_next()
@@ -214,6 +244,9 @@ class Top(App[None]):
 
     def action_change(self, name: str) -> None:
         """Show the plan of a change, and ask."""
+        if name == "weights":
+            self.push_screen(Choose(self.feed.asks), lambda action: self.ask(action) if action is not None else None)
+            return
         if name != "abort":
             self.ask(ACTIONS[name])
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -15,30 +15,37 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from llmctl.exits import CtlError
-from llmctl.output import duration, one_line, plan_lines
+from llmctl.output import duration, one_line, plan_costs, plan_steps
 from llmctl.top.actions import Action, carry_out, plan
 from llmctl.top.away import away
 from llmctl.top.feed import Asks
 from llmctl.top.keys import CHANGING, LOOKING, TABS
-from llmctl.top.style import STATES
+from llmctl.top.words import STATES
 from llmctl.verbs import VERBS, module_of
 
+T = TypeVar("T")
 _CLOSE: Final = Binding("escape,q,n", "dismiss", "close")
 
 
-class Dialog(ModalScreen[None]):
-    """Something to read, closed by a key."""
-
-    BINDINGS = [_CLOSE]  # noqa: RUF012 - as textual wants it
-    AUTO_FOCUS = "#plan"  # so that what is longer can be scrolled
+class Over(ModalScreen[T]):
+    """Something that lies over the tabs."""
 
     def colour(self, name: str) -> str:
         """A colour of the theme."""
         return self.app.theme_variables.get(name, "default")
 
-    def button(self, key: str, what: str) -> Text:
-        """What a key does here."""
-        return Text.assemble((f" {key} ", f"bold reverse {self.colour('primary')}"), f" {what}   ")
+    def buttons(self, *buttons: tuple[str, str]) -> None:
+        """What the keys do here: (key, what)."""
+        if self.query(".buttons"):
+            key = f"bold reverse {self.colour('primary')}"
+            self.query_one(".buttons", Static).update(Text("   ").join(Text.assemble((f" {name} ", key), f" {what}") for name, what in buttons))
+
+
+class Dialog(Over[None]):
+    """Something to read, closed by a key."""
+
+    BINDINGS = [_CLOSE]  # noqa: RUF012 - as textual wants it
+    AUTO_FOCUS = "#plan"  # so that what is longer can be scrolled
 
 
 class Ask(Dialog):
@@ -56,7 +63,7 @@ class Ask(Dialog):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -ends" if self._action.about.risk == "ends" else "dialog") as box:
             box.border_title = self._action.verb
-            yield Static(Text(self._action.about.line), id="about")
+            yield Static(Text(self._action.what), id="about")
             yield Static(Text(f"$ {one_line(self._action.line)}"), classes="line")
             with VerticalScroll(id="plan"):
                 yield Static("", id="said")
@@ -64,7 +71,7 @@ class Ask(Dialog):
 
     def on_mount(self) -> None:
         self.query_one("#said", Static).update(Text("\nasking llmd what this would do …", self.colour("muted")))
-        self._buttons(("esc", "leave it"))
+        self.buttons(("esc", "leave it"))
         self.run_worker(self._plan(), group="ask")
 
     async def _plan(self) -> None:
@@ -73,13 +80,25 @@ class Ask(Dialog):
         except CtlError as error:
             self._over("refused", error)
             return
-        self._say(Text("\n").join([Text(""), *(Text(line) for line in plan_lines(made))]))
+        self._say(self._planned(made))
         if made.get("refused"):
             self._stage = "over"
-            self._buttons(("esc", "close"))
+            self.buttons(("esc", "close"))
             return
         self._stage = "asking"
-        self._buttons(("y", "do it"), ("n", "leave it"))
+        self.buttons(("y", "do it"), ("n", "leave it"))
+
+    def _planned(self, made: dict[str, Any]) -> Text:
+        """The steps, and what they cost; or why they are refused."""
+        muted = self.colour("muted")
+        parts = [Text(line) for line in plan_steps(made)]
+        if made.get("refused"):
+            parts += [Text.assemble(("refused", f"bold {self.colour('error')}"), f"  {one_line(made['refused']['message'])}")]
+            parts += [Text(one_line(made["refused"]["hint"]), muted)]
+        else:
+            costs = plan_costs(made)
+            parts += [Text(""), *(Text.assemble(("costs  " if number == 0 else "       ", muted), cost) for number, cost in enumerate(costs or ["nothing"]))]
+        return Text("\n").join([Text(""), *parts])
 
     def action_go(self) -> None:
         """Yes."""
@@ -88,7 +107,7 @@ class Ask(Dialog):
             self.run_worker(self._run(), group="ask")
 
     async def _run(self) -> None:
-        self._buttons(("esc", "look away; it goes on"))
+        self.buttons(("esc", "look away; it goes on"))
         self._progress({"state": "running"})
         try:
             record = await away(lambda: carry_out(self._asks, self._action, lambda said: self.app.call_from_thread(self._progress, said)))
@@ -97,7 +116,7 @@ class Ask(Dialog):
             return
         self._stage = "over"
         self._say(self._outcome(record))
-        self._buttons(("esc", "close"))
+        self.buttons(("esc", "close"))
 
     def _progress(self, record: dict[str, Any]) -> None:
         if self.is_mounted and self._stage == "running":
@@ -116,7 +135,7 @@ class Ask(Dialog):
             text.append(f"\n{item.get('role')}-{item.get('rank')}  ", self.colour("muted"))
             text.append("ok" if fine else "failed", self.colour("success" if fine else "error")).append(f"  {one_line(said)}" if said else "")
         for name, value in (record.get("data") or {}).items():
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            shown = ", ".join(map(str, value)) or "nothing" if isinstance(value, list) else value
             text.append(f"\n{name.replace('_', ' ')}  ", self.colour("muted")).append(one_line(shown))
         return text
 
@@ -124,15 +143,11 @@ class Ask(Dialog):
         self._stage = "over"
         hint = f"\n{one_line(error.hint)}" if error.hint else ""
         self._say(Text.assemble("\n", (state, f"bold {self.colour('error')}"), f"  {one_line(error.message)}", (hint, self.colour("muted"))))
-        self._buttons(("esc", "close"))
+        self.buttons(("esc", "close"))
 
     def _say(self, text: Text) -> None:
         if self.is_mounted:
             self.query_one("#said", Static).update(text)
-
-    def _buttons(self, *buttons: tuple[str, str]) -> None:
-        if self.is_mounted:
-            self.query_one(".buttons", Static).update(Text("").join(self.button(key, what) for key, what in buttons))
 
 
 class Keys(Dialog):
@@ -160,7 +175,7 @@ class Keys(Dialog):
         for key in CHANGING:
             grid.add_row(key.label, key.what)
         self.query_one("#text", Static).update(grid)
-        self.query_one(".buttons", Static).update(self.button("esc", "close"))
+        self.buttons(("esc", "close"))
 
 
 class About(Dialog):
@@ -180,7 +195,7 @@ class About(Dialog):
             yield Static("", classes="buttons")
 
     def on_mount(self) -> None:
-        self.query_one(".buttons", Static).update(self.button("esc", "close"))
+        self.buttons(("esc", "close"))
 
 
 def _text_of(name: str) -> str:

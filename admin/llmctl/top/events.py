@@ -2,67 +2,66 @@
 
 from __future__ import annotations
 
-import calendar
 import re
-import time
 from typing import Any, Final
 
-from rich.console import RenderableType
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from llmctl.output import one_line
+from llmctl.output import one_line, when
 from llmctl.top import words
 from llmctl.top.feed import Feed, Picture
-from llmctl.top.panes import Pane
-from llmctl.top.widgets import Lines
+from llmctl.top.lines import Cells, Lines
+from llmctl.top.pane import Pane
+
+#: Cells from which on there is room for what is said by colour or context too.
+_ROOMY: Final = 56
+_LOG: Final = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)\S* (DEBUG|INFO|WARNING|ERROR|CRITICAL) +(.*)", re.DOTALL)
 
 
 class EventLines(Lines):
     """What has happened."""
 
+    def day(self, line: dict[str, Any]) -> str:
+        return when(line.get("at"))[:10]
+
     def plain(self, line: dict[str, Any]) -> str:
         return f"{line.get('kind')} {line.get('message')}"
 
-    def drawn(self, line: dict[str, Any]) -> RenderableType:
-        hue = {"error": "error", "warning": "warning"}.get(str(line.get("severity")), "foreground")
-        cells = [(words.clock_time(line.get("at")), "muted", 8), (one_line(line.get("kind")), "muted", 9), (one_line(line.get("message")), hue, 0)]
-        return self.columns(*(cells if self.size.width > _ROOMY else [cells[0], cells[2]]))
-
-
-_LOG: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\S* (DEBUG|INFO|WARNING|ERROR|CRITICAL) +(.*)", re.DOTALL)
-#: Cells from which on there is room for what is said by colour or context too.
-_ROOMY: Final = 56
+    def drawn(self, line: dict[str, Any]) -> Cells:
+        hue = words.SEVERITIES.get(str(line.get("severity")), "foreground")
+        cells = ((words.clock_time(line.get("at")), "muted", 8), (one_line(line.get("kind")), "muted", 9), (one_line(line.get("message")), hue, 0))
+        return cells if self.size.width > _ROOMY else (cells[0], cells[2])
 
 
 class LogLines(Lines):
     """Log lines of all processes."""
 
+    def day(self, line: str) -> str:
+        match = _LOG.match(line)
+        return match[1] if match else ""
+
     def plain(self, line: str) -> str:
         return line
 
-    def drawn(self, line: str) -> RenderableType:
+    def drawn(self, line: str) -> Cells:
         match = _LOG.match(line)
         if match is None:
-            return Text(one_line(line), self.colour("muted"))
-        level = match[2]
-        hue = {"ERROR": "error", "CRITICAL": "error", "WARNING": "warning"}.get(level, "foreground")
-        at = words.clock_time(calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")))
-        cells = [(at, "muted", 8), (level.lower(), hue if hue != "foreground" else "muted", 9), (one_line(match[3]), hue, 0)]
-        return self.columns(*(cells if self.size.width > _ROOMY else [cells[0], cells[2]]))
+            return ((one_line(line), "muted", 0),)
+        level = match[3].lower()
+        hue = words.SEVERITIES.get(level, "foreground")
+        cells = ((match[2], "muted", 8), (level, hue if hue != "foreground" else "muted", 9), (one_line(match[4]), hue, 0))
+        return cells if self.size.width > _ROOMY else (cells[0], cells[2])
 
 
 class Events(Pane):
     """Events above, the log below."""
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="box") as box:
-            box.border_title = "events"
-            yield EventLines(id="event-lines")
-        with Vertical(classes="box", id="log") as box:
-            box.border_title = "log"
-            yield LogLines(id="log-lines")
+        for name, kind in (("events", EventLines), ("log", LogLines)):
+            with Vertical(classes="box", id=name) as box:
+                box.border_title = name
+                yield kind(id=f"{name}-lines")
 
     def show(self, picture: Picture, feed: Feed) -> None:
         self.query_one(EventLines).show(picture.events)

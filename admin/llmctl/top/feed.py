@@ -15,11 +15,19 @@ from llmctl.top.history import History
 
 #: Seconds for one answer.
 PATIENCE: Final = 2.0
-#: Events and log lines that are kept.
+#: Events and log lines that are kept, and characters of one.
 KEPT: Final = 1000
+LONGEST: Final = 4000
 #: Seconds over which the CPU share of a process is taken.
 _CPU_WINDOW: Final = 5.0
 _QUANTILES: Final = (0.5, 0.9, 0.99)
+#: Seconds without an answer after which the daemon is asked what the time between was like.
+_GAP: Final = 10.0
+#: Chart -> what `/v1/history` calls it.
+_RECALLED: Final = {
+    "out": "generation_tokens_s", "in": "prompt_tokens_s", "running": "running", "waiting": "waiting", "kv": "kv_used", "first_token": "first_token_s",
+    "gap": "between_tokens_s",
+}  # fmt: skip
 
 
 class Asks(Protocol):
@@ -49,17 +57,26 @@ class Picture:
     """When the daemon last answered, on the feed's clock."""
     error: CtlError | None = None
     """Why it did not this time."""
+    left: dict[str, Any] = field(default_factory=dict)
+    """What can be read of it without an answer, then: state and reason, as `llmctl status` has them."""
 
 
 class Feed:
-    """See the module. `logs` gives the log lines that came since it was last called."""
+    """See the module. `logs` gives the log lines that came since it was last called; `left` what a daemon that does not answer has left behind."""
 
-    def __init__(self, asks: Asks, clock: Callable[[], float] = time.monotonic, logs: Callable[[], Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        asks: Asks,
+        clock: Callable[[], float] = time.monotonic,
+        logs: Callable[[], Sequence[str]] | None = None,
+        left: Callable[[CtlError], dict[str, Any]] = lambda error: {},
+    ) -> None:
         self.asks = asks
         self.clock = clock
         self.history = History()
         self.picture = Picture()
         self._logs = logs
+        self._left = left
         self._first_token = metrics.Recent("llmd_time_to_first_token_seconds")
         self._gap = metrics.Recent("llmd_inter_token_latency_seconds")
         self._cpu: deque[tuple[float, dict[str, float]]] = deque()
@@ -72,10 +89,10 @@ class Feed:
         try:
             self._ask(tab)
         except CtlError as error:
-            self.picture = replace(self.picture, error=error)
+            self.picture = replace(self.picture, error=error, left=self._left(error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             strange = CtlError(exits.FAILED, f"llmd's answer is not understood ({type(error).__name__}: {error})", "llmctl version shows both versions")
-            self.picture = replace(self.picture, error=strange)
+            self.picture = replace(self.picture, error=strange, left={})
         return self.picture
 
     def since_start(self) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
@@ -92,6 +109,8 @@ class Feed:
         kv = self.asks.get("/v1/kv", PATIENCE) if tab == 3 else self.picture.kv
         requests = self.asks.get("/v1/requests", PATIENCE) if tab == 4 else self.picture.requests
         now = self.clock()
+        if self.picture.at is None or now - self.picture.at > _GAP:
+            self._recall()
         self._first_token.take(values, now)
         self._gap.take(values, now)
         self._seq = max([self._seq, *(event["seq"] for event in events)])
@@ -100,6 +119,17 @@ class Feed:
             first_token=tuple(map(self._first_token.quantile, _QUANTILES)), gap=tuple(map(self._gap.quantile, _QUANTILES)), at=now, error=None,
         )  # fmt: skip
         self.history.take(now, sample(self.picture))
+
+    def _recall(self) -> None:
+        """Take the daemon's own history for the time in which nobody asked."""
+        try:
+            samples = self.asks.get("/v1/history", PATIENCE)["samples"]
+        except CtlError as error:
+            if error.data is None:
+                raise
+            return  # it answers, and has none: an older llmd
+        now = self.clock()
+        self.history.recall([(now - sample["age_s"], {name: sample[field] for name, field in _RECALLED.items()}) for sample in samples])
 
     def _shares(self, values: metrics.Values, now: float) -> dict[str, float]:
         """CPU time of each process over the last seconds. A counter never goes down while its daemon lives."""
@@ -118,7 +148,7 @@ class Feed:
         except (OSError, CtlError):
             return  # no log is a reason to show none
         if lines:
-            self.picture = replace(self.picture, logs=(*self.picture.logs, *lines)[-KEPT:])
+            self.picture = replace(self.picture, logs=(*self.picture.logs, *(line[:LONGEST] for line in lines[-KEPT:]))[-KEPT:])
 
 
 def sample(picture: Picture) -> dict[str, float | None]:

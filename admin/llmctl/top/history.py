@@ -1,7 +1,8 @@
-"""The last 15 minutes of a few numbers, as the dashboard itself has seen them."""
+"""The last 15 minutes of a few numbers, as the dashboard itself has seen them, and as the daemon tells them of the time before."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,6 +10,10 @@ from typing import Final
 SPAN: Final = 900.0
 #: The shortest of these that holds all there is becomes the width of a chart, in seconds.
 _WINDOWS: Final = (120.0, 300.0, SPAN)
+#: Seconds between two samples of the daemon; what is nearer to a sample of our own adds nothing. Gaps up to a little more are none.
+_STEP: Final = 5.0
+_GAP: Final = 7.0
+_LATELY: Final = 10.0
 
 
 class History:
@@ -23,6 +28,22 @@ class History:
         while self._kept[0][0] < now - SPAN:
             self._kept.popleft()
 
+    def recall(self, samples: Sequence[tuple[float, Mapping[str, float | None]]]) -> None:
+        """Fill in what was not seen here; `samples` rise."""
+        own = [at for at, _ in self._kept]
+
+        def is_new(at: float) -> bool:
+            place = bisect_left(own, at)
+            return all(abs(at - seen) > _STEP for seen in own[max(0, place - 1) : place + 1])
+
+        new = [sample for sample in samples if is_new(sample[0])]
+        self._kept = deque(sorted([*self._kept, *new], key=lambda sample: sample[0]))
+
+    @property
+    def since(self) -> float | None:
+        """When the oldest sample was taken."""
+        return self._kept[0][0] if self._kept else None
+
     def window(self, now: float) -> float:
         """Seconds that a chart shows."""
         age = now - self._kept[0][0] if self._kept else 0.0
@@ -31,6 +52,10 @@ class History:
     def peak(self, name: str) -> float | None:
         """The most there was."""
         return max((value for _, sample in self._kept if (value := sample.get(name)) is not None), default=None)
+
+    def last(self, name: str, now: float) -> float | None:
+        """The newest value of the last seconds, if there is one."""
+        return next((value for at, sample in reversed(self._kept) if now - at < _LATELY and (value := sample.get(name)) is not None), None)
 
     def columns(self, name: str, width: int, now: float) -> list[float | None]:
         """The mean of each of `width` equal parts of the window, the newest last; None where nothing was known."""
@@ -41,11 +66,11 @@ class History:
             if value is not None and 0 <= place < width:
                 sums[place] += value
                 counts[place] += 1
-        return _joined([total / count if count else None for total, count in zip(sums, counts, strict=True)], max(1, round(3 * width / window)))
+        return _joined([total / count if count else None for total, count in zip(sums, counts, strict=True)], max(1, round(_GAP * width / window)))
 
 
 def _joined(values: Sequence[float | None], gap: int) -> list[float | None]:
-    """With gaps of up to `gap` columns filled by what came before: one sample a second does not fill more than one column a second."""
+    """With gaps of up to `gap` columns filled by what came before: one sample in some seconds does not fill a column each second."""
     joined, last, missing = [], None, 0
     for value in values:
         missing = 0 if value is not None else missing + 1

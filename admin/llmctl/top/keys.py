@@ -35,10 +35,11 @@ LOOKING: Final = (
     Key("q", "quit", "end the dashboard; llmd goes on", footer="quit"),
 )
 CHANGING: Final = (
-    Key("f", "change('flush')", "flush: forget cached prefixes"),
-    Key("l", "change('reload')", "reload: take the changed configuration file"),
-    Key("d", "change('drain')", "drain: take no new requests, finish the running ones"),
-    Key("e", "change('resume')", "resume: end a drain"),
-    Key("r", "change('restart')", "restart the engine; running requests pause and go on"),
-    Key("a", "change('abort')", "abort the marked request (on tab 4)"),
+    Key("f", "change('flush')", "flush: forget cached prefixes", footer="flush"),
+    Key("l", "change('reload')", "reload: take the changed configuration file", footer="reload"),
+    Key("w", "change('weights')", "reload weights: load other ones", footer="weights"),
+    Key("d", "change('drain')", "drain: take no new requests, finish the running ones", footer="drain"),
+    Key("e", "change('resume')", "resume: end a drain", footer="resume"),
+    Key("r", "change('restart')", "restart the engine; running requests pause and go on", footer="restart"),
+    Key("a", "change('abort')", "abort the marked request (on tab 4)", footer="abort"),
 )

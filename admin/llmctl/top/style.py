@@ -7,9 +7,13 @@ from typing import Final
 
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual.color import Color
 from textual.filter import LineFilter
 from textual.theme import Theme
+from textual.widget import Widget
+
+from llmctl.top.words import STATES
 
 THEME: Final = Theme(
     name="llmd",
@@ -27,37 +31,23 @@ THEME: Final = Theme(
     variables={"muted": "#77808c", "line": "#343c46", "footer-key-foreground": "#7aa6da"},
 )
 
-#: Of states -> a name of the theme's colours.
-STATES: Final = {
-    **dict.fromkeys(("ready", "busy", "succeeded", "ok"), "success"),
-    **dict.fromkeys(
-        ("starting", "loading", "warming", "recovering", "reloading", "draining", "paused", "asleep", "stopping", "blocked", "running", "pending", "warning"),
-        "warning",
-    ),
-    **dict.fromkeys(
-        ("stopped", "died", "failed", "stalled", "backoff", "exited", "partial", "rolled_back", "error", "not running", "not answering", "not allowed",
-         "not understood"),
-        "error",
-    ),
-}  # fmt: skip
-
 SHEET: Final = """
 * { scrollbar-color: $line; scrollbar-color-hover: $muted; scrollbar-color-active: $primary; scrollbar-background: $background;
     scrollbar-background-hover: $background; scrollbar-background-active: $background; scrollbar-corner-color: $background; }
 Screen { background: $background; color: $foreground; }
-#head { height: 1; padding: 0 1; background: $panel; }
-#tabs { height: 1; padding: 0 1; background: $panel; }
-#foot { height: 1; padding: 0 1; background: $panel; color: $muted; }
+#head, #tabs, #foot { height: 1; padding: 0 1; background: $panel; }
 #filter { height: 1; border: none; padding: 0 1; background: $panel; display: none; }
 #filter.-on { display: block; }
 #panes { height: 1fr; padding: 0; }
 Pane { height: 1fr; }
 .-stale Tile, .-stale Lines, .-stale Rows, .-stale PageMap, .-stale Detail { opacity: 45%; }
+.-tiny #head, .-tiny #tabs, .-tiny #foot, .-tiny #panes { display: none; }
 
 #banner { height: auto; min-height: 3; max-height: 5; padding: 0 1; border-left: outer $muted; background: $surface; }
 #banner.-success { border-left: outer $success; }
 #banner.-warning { border-left: outer $warning; }
 #banner.-error { border-left: outer $error; }
+.-tiny #banner { min-height: 1; max-height: 100%; padding: 0; border: none; }
 
 #tiles { layout: grid; grid-size: 2; grid-columns: 1fr; grid-rows: 1fr; height: 1fr; }
 Tile, .box { border: round $line; border-title-color: $muted; border-subtitle-color: $muted; padding: 0 1; }
@@ -70,16 +60,20 @@ Tile > Headline { height: 1; }
 .-short Tile { border: none; }
 .-short #memory { height: 2; }
 
-Rows { height: 1fr; background: $background; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
+Rows { height: 1fr; background: $background; scrollbar-size: 0 1; scrollbar-gutter: stable; overflow-x: hidden; }
 Rows:focus, Lines:focus { background-tint: $background 0%; }
 Rows > .datatable--header { background: $background; color: $muted; text-style: none; }
 Rows > .datatable--cursor { background: $panel; color: $foreground; text-style: none; }
 Rows:focus > .datatable--cursor { background: $primary 30%; color: $foreground; text-style: bold; }
 Rows > .datatable--hover, Rows > .datatable--header-hover { background: $surface; }
-.box:focus-within { border: round $primary 60%; border-title-color: $foreground; }
 .box { height: 1fr; }
+.box:focus-within { border: round $primary 60%; border-title-color: $foreground; }
+.nothing { height: 1fr; color: $muted; content-align: center middle; }
 Detail { height: auto; max-height: 6; border: round $line; border-title-color: $muted; border-subtitle-color: $muted; padding: 0 1; color: $foreground; }
 Detail, .-short #banner { text-wrap: nowrap; text-overflow: ellipsis; }
+Processes > .box { height: auto; max-height: 60%; }
+Processes Rows { height: auto; }
+Processes > Detail { height: 1fr; min-height: 4; max-height: 100%; }
 #map { height: 7; }
 .-tall #map { height: 11; }
 .-short #map { height: 5; }
@@ -87,15 +81,19 @@ PageMap { height: 1fr; }
 #cache-tables { height: 1fr; layout: vertical; }
 .-wide #cache-tables { layout: horizontal; }
 .-short #holders { display: none; }
-Lines { height: 1fr; background: $background; scrollbar-size-vertical: 1; }
+Lines { height: 1fr; background: $background; scrollbar-size-vertical: 1; scrollbar-gutter: stable; overflow-x: hidden; }
 
-Ask, Keys, About { align: center middle; background: $background 60%; }
+Ask, Keys, About, Choose { align: center middle; background: $background 60%; }
 .dialog { width: 72; max-width: 94%; height: auto; max-height: 90%; border: round $primary; background: $surface; padding: 1 2; }
 .dialog { border-title-color: $foreground; }
 .dialog.-ends { border: round $error; }
 .dialog .line { margin: 1 0 0 0; color: $primary; }
 .dialog #plan, .dialog #text { height: auto; max-height: 15; scrollbar-size-vertical: 1; }
 .dialog .buttons { height: 1; margin: 1 0 0 0; color: $muted; }
+.dialog .field { height: 1; margin: 1 0 0 0; }
+.dialog .field Static { width: 9; color: $muted; }
+.dialog .field Input { width: 1fr; height: 1; border: none; padding: 0 1; background: $panel; }
+.dialog #mode { margin: 1 0 0 0; }
 .-short .dialog { padding: 0 1; }
 .-short .dialog #plan { max-height: 11; }
 CommandPalette > Vertical { width: 72; max-width: 94%; margin-top: 2; background: $surface; }
@@ -105,6 +103,18 @@ CommandPalette CommandInput { padding: 0 1; background: $surface; }
 CommandPalette CommandList, CommandPalette CommandList:focus { background: $surface; border: none; }
 ToastRack { margin-bottom: 1; }
 """
+
+
+class Painted(Widget):
+    """A widget that draws with the theme's colours."""
+
+    def colour(self, name: str) -> str:
+        """As rich writes it: a colour of the theme, or one of its variables."""
+        return self.app.theme_variables.get(name, "default")
+
+    def state_text(self, state: str) -> Text:
+        """A state in its colour."""
+        return Text(state, self.colour(STATES.get(state, "foreground")))
 
 
 class NoColours(LineFilter):

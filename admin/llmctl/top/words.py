@@ -1,12 +1,11 @@
-"""What the dashboard says: of the daemon's state, and what to do about it. Plain text, for the screen and for `--once`."""
+"""What the dashboard says: of the daemon's state, and what to do about it. Plain text, for the screen and for `--once`. Times are UTC, as in the log."""
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from llmctl import exits
-from llmctl.output import counted, duration, one_line
+from llmctl.output import counted, duration, one_line, when
 from llmctl.top.feed import Picture
 from llmctl.verbs._answers import last_exit
 
@@ -16,13 +15,30 @@ _ADVICE: Final = {
     "loading": "it is loading the model; nothing to do but wait",
     "warming": "it tries itself out; ready in a moment",
     "recovering": "requests are held and go on; it comes back by itself (5: what happened)",
-    "reloading": "new weights are being loaded; it comes back by itself",
+    "reloading": "it comes back by itself, with the old weights if the new ones do not load",
     "draining": "new requests are refused; e takes them again (llmctl resume)",
-    "stopping": "it finishes what runs, then ends",
+    "stopping": "new requests are refused, running ones may finish; then it ends",
     "failed": "it gave up: llmctl crashes, llmctl logs",
 }
-#: Without an answer: exit status -> the word in place of a state.
+#: Of a daemon that does not answer.
+_SILENT_ADVICE: Final = {
+    "starting": "it is starting; nothing to do but wait",
+    "not answering": "it is asked again every second; if this lasts: llmctl status, llmctl logs",
+}
+#: Without an answer, and without traces of a daemon: exit status -> the word in place of a state.
 _SILENT: Final = {exits.NOT_RUNNING: "not running", exits.PERMISSION: "not allowed", exits.FAILED: "not understood"}
+#: State of the daemon, of a process or of an operation -> a name of the theme's colours; what is not here has none.
+STATES: Final = {
+    **dict.fromkeys(("ready", "busy", "succeeded", "ok"), "success"),
+    **dict.fromkeys(
+        ("starting", "loading", "warming", "recovering", "reloading", "draining", "paused", "asleep", "stopping", "blocked", "running", "pending"), "warning"
+    ),
+    **dict.fromkeys(
+        ("died", "failed", "stalled", "backoff", "exited", "partial", "rolled_back", "not running", "not answering", "not allowed", "not understood"), "error"
+    ),
+}
+#: Severity of an event or level of a log line -> a name of the theme's colours.
+SEVERITIES: Final = {"error": "error", "critical": "error", "warning": "warning"}
 #: Seconds after which a last answer is old.
 STALE: Final = 3.0
 
@@ -30,34 +46,50 @@ STALE: Final = 3.0
 def state(picture: Picture) -> str:
     """The daemon's state, or that it does not say it."""
     if picture.error is not None:
-        return _SILENT.get(picture.error.status, "not answering")
-    return str(picture.status.get("state") or "asking")
+        left = str(picture.left.get("state") or "")
+        known = left == "starting" or (picture.error.status == exits.NOT_RUNNING and left)
+        return left if known else _SILENT.get(picture.error.status, "not answering")
+    return "stopping" if _is_stopping(picture.status) else str(picture.status.get("state") or "asking")
+
+
+def _is_stopping(status: dict[str, Any]) -> bool:
+    """A daemon that stops drains first: the state does not tell that this drain is no pause, its supervisor does."""
+    return any(process.get("role") == "supervisor" and process.get("state") == "stopping" for process in status.get("processes") or [])
+
+
+def hue(picture: Picture) -> str:
+    """The colour of the state: a name of the theme's."""
+    if picture.error is None and picture.status.get("degraded"):
+        return "warning"
+    return STATES.get(state(picture), "muted")
 
 
 def reason(picture: Picture) -> str:
     """Why it is so, in one line."""
     if picture.error is not None:
-        return one_line(picture.error.message)
+        return one_line(picture.left.get("reason") or picture.error.message)
     status = picture.status
     if not status:
         return "waiting for the first answer"
     stage, progress = status.get("stage"), status.get("progress")
     share = f" {progress:.0%}" if isinstance(progress, float) and 0 < progress < 1 else ""
     degraded = [f"degraded: {one_line(why)}" for why in status.get("degraded") or []]
-    said = [f"{stage}{share}" if stage else "", one_line(status["reason"]) if status.get("reason") else "", *degraded]
-    return "; ".join(part for part in said if part) or "it serves, and nothing is wrong" if status.get("state") == "ready" else "; ".join(filter(None, said))
+    said = [f"{stage}{share}" if stage else "", one_line(status["reason"]) if status.get("reason") and not degraded else "", *degraded]
+    waits = f"{counted(int(status['in_flight']), 'request')} in flight" if _is_stopping(status) and status.get("in_flight") else ""
+    fine = "it serves, and nothing is wrong" if status.get("state") == "ready" else ""
+    return "; ".join(filter(None, [*said, waits])) or fine
 
 
 def advice(picture: Picture) -> str:
     """What to do about it; empty if nothing."""
     if picture.error is not None:
-        return picture.error.hint and one_line(picture.error.hint)
+        return _SILENT_ADVICE.get(state(picture)) or (picture.error.hint and one_line(picture.error.hint))
     status = picture.status
     if status.get("failpoints") and status.get("state") == "ready":
         return "failpoints are armed: this llmd is meant for tests"
     if status.get("degraded"):
         return "2: which process; 5: what happened; llmctl doctor"
-    return _ADVICE.get(str(status.get("state")), "")
+    return _ADVICE.get(state(picture), "")
 
 
 def news(picture: Picture) -> str:
@@ -65,16 +97,16 @@ def news(picture: Picture) -> str:
     if not picture.events:
         return ""
     last = picture.events[-1]
-    return f"last event  {clock_time(last.get('at'))}  {one_line(last.get('message'))}"
+    return f"last event  {clock_time(last.get('at'))}Z  {one_line(last.get('message'))}"
 
 
 def clock_time(at: Any) -> str:
-    """The time of day, here."""
-    return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "–"
+    """The time of day, in UTC."""
+    return when(at)[11:19] or "–"
 
 
 def life(status: dict[str, Any]) -> str:
-    """`up 2h 5m, epoch 1`."""
+    """`up 2h 5m · epoch 1`."""
     restarts = sum(int(process.get("restarts") or 0) for process in status.get("processes") or [])
     parts = [f"up {duration(status.get('uptime_s'))}", f"epoch {status.get('epoch')}", *([counted(restarts, "restart")] if restarts else [])]
     return " · ".join(parts) if status else ""
@@ -93,14 +125,14 @@ def number(value: Any) -> str:
 
 
 def short_time(seconds: float | None) -> str:
-    """`–`, `3.1 ms`, `120 ms`, `1.4 s`."""
+    """`–`, `3.1ms`, `120ms`, and from a second on as `duration` has it."""
     if seconds is None:
         return "–"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f}ms" if seconds < 0.01 else f"{seconds * 1e3:.0f}ms" if seconds < 1 else duration(seconds)
 
 
 def percentiles(values: tuple[float | None, ...]) -> list[tuple[str, str]]:
-    """(`p50`, `120 ms`) and so on."""
+    """(`p50`, `120ms`) and so on."""
     return [(name, short_time(value)) for name, value in zip(("p50", "p90", "p99"), values, strict=True)]
 
 

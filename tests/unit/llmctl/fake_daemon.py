@@ -69,17 +69,17 @@ PREFIXES = [
 ]  # fmt: skip
 
 
-def event(seq: int, ago: float, kind: str, severity: str, message: str) -> dict[str, Any]:
-    return {"seq": seq, "at": NOON - ago, "kind": kind, "severity": severity, "message": message, "data": {}}
+def event(seq: int, ago: float, kind: str, severity: str, message: str, **data: Any) -> dict[str, Any]:
+    return {"seq": seq, "at": NOON - ago, "kind": kind, "severity": severity, "message": message, "data": data}
 
 
 EVENTS = [
     event(1, 7500, "state", "info", "starting -> loading"),
     event(2, 7492, "state", "info", "warming -> ready"),
-    event(3, 252, "process", "error", "scheduler-0 hangs: no step for 30 s in forward; its stacks are dumped"),
-    event(4, 252, "process", "error", "scheduler-0 (pid 13400) was killed by SIGKILL"),
+    event(3, 252, "process", "error", "scheduler-0 hangs: no step for 30 s in forward; its stacks are dumped", process="scheduler-0"),
+    event(4, 252, "process", "error", "scheduler-0 (pid 13400) was killed by SIGKILL", process="scheduler-0"),
     event(5, 252, "state", "warning", "ready -> recovering: the engine is away, 12 requests are held"),
-    event(6, 247, "engine", "info", "engine epoch 2 is ready"),
+    event(6, 247, "process", "info", "scheduler-0 is back (pid 13412, after 5.1 s)", process="scheduler-0"),
     event(7, 247, "state", "info", "recovering -> ready"),
     event(8, 30, "operation", "info", "log-level: succeeded"),
 ]
@@ -121,6 +121,7 @@ class FakeDaemon:
         }  # fmt: skip
         self.requests = list(REQUESTS)
         self.events = list(EVENTS)
+        self.history: list[dict[str, Any]] = []
         self.operations: deque[dict[str, Any]] = deque()
         self.plan = PLAN
         self.posted: list[tuple[str, dict[str, Any]]] = []
@@ -130,15 +131,18 @@ class FakeDaemon:
             raise self.error
         if path.startswith("/v1/operations/"):
             return self.operations.popleft()
-        return {
+        answers: dict[str, Any] = {
             "/v1/status": self.status,
             "/v1/requests": {"requests": self.requests, "total": len(self.requests)},
             "/v1/kv": {
                 **self.status["kv"], "prefixes": PREFIXES, "prefix_cache": {"queried_tokens": 412_002, "hit_tokens": 263_681, "hit_rate": 0.64},
                 "holders": sorted((row for row in self.requests if row["pages"]), key=lambda row: -row["pages"]),
             },
+            "/v1/history": {"every_s": 5.0, "span_s": 900.0, "samples": self.history},
+            "/v1/weights": {"path": "/models/SmolLM2-135M-Instruct.Q4_1.gguf"},
             "/v1/events": {"events": [one for one in self.events if one["seq"] > query.get("since", 0)]},
-        }[path]  # fmt: skip
+        }  # fmt: skip
+        return answers[path]
 
     def text(self, path: str, timeout: float) -> str:
         if self.error is not None:

@@ -23,7 +23,7 @@ from llmctl.top.app import Top
 from llmctl.top.dialogs import Ask
 from llmctl.top.feed import Feed
 from llmctl.top.keys import CHANGING, LOOKING
-from llmctl.top.widgets import Rows
+from llmctl.top.tables import Rows
 from llmctl.verbs import VERBS, top
 from tests.unit.llmctl.fake_daemon import ABSENT, FakeDaemon, feed_of
 from tests.unit.llmctl.pictures import lines
@@ -67,7 +67,7 @@ async def test_keys_lead_to_tabs_and_the_mark_stays_on_its_row() -> None:
     daemon = FakeDaemon()
     app = dashboard(daemon)
     async with app.run_test(size=(80, 24)) as pilot:
-        for key, text in (("2", "scheduler-0"), ("3", "biggest prefixes"), ("5", "engine epoch 2 is ready"), ("1", "first token"), ("4", "14 requests")):
+        for key, text in (("2", "scheduler-0"), ("3", "biggest prefixes"), ("5", "scheduler-0 is back"), ("1", "first token"), ("4", "14 requests")):
             await pilot.press(key)
             await until(pilot, lambda text=text: text in seen(app), f"{text!r} after {key}")  # type: ignore[misc]
         await pilot.press("down", "down")
@@ -116,8 +116,8 @@ async def test_a_change_shows_the_plan_and_the_command_and_runs_only_after_a_yes
         await pilot.press("r")
         await until(pilot, lambda: "12 requests held" in seen(app), "the plan again")
         await pilot.press("y")
-        await until(pilot, lambda: "partial" in seen(app), "how it ended")
-        assert "scheduler-0  ok" in seen(app) and "scheduler-1  failed  does not load" in seen(app)
+        await until(pilot, lambda: "partial  rank 1 is away" in seen(app), "how it ended")
+        await until(pilot, lambda: "scheduler-0  ok" in seen(app) and "scheduler-1  failed  does not load" in seen(app), "what each rank said")
         assert [path for path, body in daemon.posted if not body.get("dry_run")] == ["/v1/restart"]
         await pilot.press("y")  # nothing is asked any more
         await pilot.pause()
@@ -204,7 +204,7 @@ async def test_a_daemon_that_is_away_is_waited_for_and_another_one_is_taken_up()
         daemon.status = {**daemon.status, "start_id": "two"}
         await pilot.press("5")
         await until(pilot, lambda: "a new life" in seen(app), "its events count from 1 again")
-        assert "engine epoch 2 is ready" in seen(app)
+        assert "scheduler-0 is back" in seen(app)
 
 
 async def test_a_slow_daemon_holds_up_no_key_and_not_the_end() -> None:
