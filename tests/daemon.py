@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
+from llmd.control.catalog import CATALOG
+
 T = TypeVar("T")
 
 #: One factor for all time bounds of tests, for slow machines.
@@ -206,12 +208,17 @@ class Daemon:
         return wait_for("control answers", ask, 15) or {}
 
     def metric(self, name: str) -> float:
-        """Sum of a metric's series (exact name; labels summed over unless given in `name`)."""
+        """Sum of a metric's series (exact name; labels summed over unless given in `name`). A metric that is not there is a test's mistake."""
+        assert name.partition("{")[0].removesuffix("_count") in CATALOG, f"there is no metric {name}"
         total = 0.0
         for line in httpx.get(self.url + "/metrics", timeout=5).text.splitlines():
             if line.startswith(name) and line[len(name) : len(name) + 1] in (" ", "{", ""):
                 total += float(line.rsplit(" ", 1)[1])
         return total
+
+    def in_flight(self) -> int:
+        """Requests that the frontends hold, as status shows them."""
+        return int(self.status()["in_flight"])
 
     def requests(self) -> tuple[int, int]:
         """(running, waiting) as status shows them."""

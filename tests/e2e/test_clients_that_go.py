@@ -100,7 +100,7 @@ def nothing_is_left(daemon: Daemon, count: int) -> None:
     before = {role: (process.num_fds(), process.memory_info().rss) for role, process in processes.items()}
     mixed(daemon, count)
     wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 10)
-    wait_for("no request is open", lambda: daemon.metric("llmd_frontend_inflight") == 0, 10)
+    wait_for("no request is open", lambda: daemon.in_flight() == 0, 10)
     wait_for("the detokenizer has forgotten all", lambda: daemon.metric("llmd_detokenizer_states") == 0, 10)
     wait_for("a flush succeeds", lambda: daemon.admin("POST", "/v1/flush").status_code == 200, 10)
     kv = wait_for("all pages are free", lambda: (k := daemon.status()["kv"])["pages_free"] == k["pages_total"] and k, 5)

@@ -125,7 +125,7 @@ def check(daemon: Daemon, first: int, count: int, growth: int) -> None:
 def settle(daemon: Daemon) -> None:
     """Nothing runs, waits or is in flight, and every page can be had."""
     wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 60)
-    wait_for("nothing is in flight", lambda: daemon.metric("llmd_frontend_inflight") == 0, 60)
+    wait_for("nothing is in flight", lambda: daemon.in_flight() == 0, 60)
     wait_for("a flush is taken", lambda: daemon.admin("POST", "/v1/flush", {}).status_code == 200, 60)
 
     def free() -> bool:

@@ -49,7 +49,7 @@ def busy(daemon: Daemon, pool: ThreadPoolExecutor, client_id: str = "busy") -> F
 def nothing_left(daemon: Daemon) -> None:
     wait_for("nothing runs or waits", lambda: daemon.requests() == (0, 0), 5)
     wait_for("no page is active", lambda: daemon.status()["kv"]["pages_active"] == 0, 5)
-    wait_for("no request is open", lambda: daemon.metric("llmd_frontend_inflight") == 0, 5)
+    wait_for("no request is open", lambda: daemon.in_flight() == 0, 5)
     assert daemon.metric("llmd_kv_accounting_errors_total") == 0
 
 
@@ -197,7 +197,7 @@ def _storm(tmp_path: Path, *, seconds: float, clients: int) -> None:
         before = daemon.metric("llmd_requests_total")
         sent, answered = asyncio.run(_clients(daemon, time.monotonic() + seconds, clients))
         daemon.admin("POST", "/v1/abort", {"all": True})
-        wait_for("no request is open", lambda: daemon.metric("llmd_frontend_inflight") == 0, 10)
+        wait_for("no request is open", lambda: daemon.in_flight() == 0, 10)
         # The exposition may be a heartbeat old. A client may leave before its request is read: then the server has never seen it.
         wait_for("every answered request is counted", lambda: daemon.metric("llmd_requests_total") - before >= answered, 10)
         assert daemon.metric("llmd_requests_total") - before <= sent

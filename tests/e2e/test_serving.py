@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -14,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from tests.daemon import Daemon, wait_for
+from tests.daemon import SLOW, Daemon, wait_for
 
 DUMMY = {"model": {"path": "dummy"}}
 
@@ -150,6 +152,33 @@ def test_health_costs_no_generation(daemon: Daemon) -> None:
     for _ in range(100):
         assert daemon.status_code("/readyz") == 200
     assert (daemon.metric("llmd_generation_tokens_total"), daemon.metric("llmd_requests_total")) == before
+
+
+def test_health_is_quick_under_load(daemon: Daemon) -> None:
+    """64 streams, and prompts that take long to tokenize."""
+    over = threading.Event()
+
+    def stream() -> None:
+        while not over.is_set():
+            assert list(daemon.stream("hello", max_tokens=100, ignore_eos=True))[-1]["choices"][0]["finish_reason"] == "length"
+
+    def long_prompt() -> None:
+        while not over.is_set():
+            assert daemon.complete("word " * 40_000).status_code == 400  # 200 KB, more than the model takes
+
+    with ThreadPoolExecutor(66) as pool:
+        work = [pool.submit(task) for task in [stream] * 64 + [long_prompt] * 2]
+        try:
+            wait_for("all run", lambda: daemon.requests()[0] >= 32, 20)
+            for _ in range(20):
+                for path in ("/livez", "/readyz"):
+                    began = time.monotonic()
+                    assert httpx.get(daemon.url + path, timeout=10).status_code == 200
+                    assert time.monotonic() - began < 1 * SLOW + 1, path
+        finally:
+            over.set()
+        for done in work:
+            done.result(60)
 
 
 def test_helpers_are_small(daemon: Daemon) -> None:

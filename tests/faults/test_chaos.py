@@ -43,6 +43,8 @@ ROLES = ("scheduler", "detokenizer", "control")
 FRONTENDS = ("frontend-0", "frontend-1")
 #: One fault of a frontend for so many others.
 FRONTEND_EVERY = 4
+#: Seconds between two tokens of whomever, when nothing is wrong.
+USUAL_GAP = 0.5
 #: A request may take so long, pauses included; beyond, it hangs.
 PATIENCE = 120 * SLOW
 
@@ -209,11 +211,13 @@ async def run(daemon: Daemon, seconds: float, every: tuple[float, float], seed: 
 
 
 def measure_pauses(seen: Observed, faults: list[Fault]) -> None:
-    """The longest silence between a fault and the next one; of a frontend's death, as the clients of the other one hear it."""
+    """The longest silence that a fault began, however many more came before it was over; of a frontend's death, as the clients of the other one hear it."""
     ends = [fault.at for fault in faults[1:]] + [float("inf")]
     for fault, end in zip(faults, ends, strict=True):
-        heard = [fault.at, *(at for at, port in seen.tokens_at if fault.at < at < end and port not in fault.ports)]
-        fault.pause = max((later - earlier for earlier, later in pairwise(heard)), default=0.0)
+        heard = [at for at, port in seen.tokens_at if port not in fault.ports]
+        for earlier, later in pairwise(heard):
+            if fault.at - USUAL_GAP <= earlier < end - USUAL_GAP and later > fault.at:
+                fault.pause = max(fault.pause, later - max(earlier, fault.at))
 
 
 def print_table(seen: Observed, faults: list[Fault], recovered: float) -> None:
@@ -259,7 +263,7 @@ def chaos(directory: Path, model: dict[str, Any], seconds: float, every: tuple[f
         assert not seen.wrong, "\n".join(seen.wrong[:5])
         assert not (odd := unexplained(seen, faults)), "\n".join(odd[:5])
         assert len(faults) >= 3 and recovered > 0, "there was chaos"
-        wait_for("all requests are over", lambda: daemon.requests() == (0, 0) and daemon.metric("llmd_frontend_inflight") == 0, 60)
+        wait_for("all requests are over", lambda: daemon.requests() == (0, 0) and daemon.in_flight() == 0, 60)
         wait_for("no page is active", lambda: daemon.status()["kv"]["pages_active"] == 0, 60)
         assert daemon.metric("llmd_kv_accounting_errors_total") == 0
         wait_for("the processes of the plan, and no other", lambda: len(daemon.children()) == settled, 60)

@@ -129,6 +129,6 @@ def test_a_client_that_leaves_during_recovery_leaves_nothing_behind(tmp_path: Pa
             os.kill(daemon.pid("scheduler"), signal.SIGKILL)
             wait_for("readyz is 503", lambda: daemon.status_code("/readyz") == 503, 60)
         daemon.wait_ready(30)
-        wait_for("nothing runs", lambda: daemon.requests() == (0, 0) and daemon.metric("llmd_frontend_inflight") == 0, 60)
+        wait_for("nothing runs", lambda: daemon.requests() == (0, 0) and daemon.in_flight() == 0, 60)
         assert daemon.status()["kv"]["pages_active"] == 0
         assert daemon.stop() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -98,28 +99,36 @@ def test_a_busy_port_is_found_before_any_weight_is_read(tmp_path: Path) -> None:
         assert f"127.0.0.1:{port}" in daemon.log_text()
 
 
-def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=DUMMY | {"http": {"port": 0, "drain_timeout": "20s"}}, failpoints="scheduler.step=delay(20ms)").start() as daemon:
+def test_a_drain_lets_what_has_come_finish_and_refuses_what_comes(tmp_path: Path) -> None:
+    """Streams, whole answers, and those that wait for a place; on connections that are there, and on new ones."""
+    config = DUMMY | {"http": {"port": 0, "drain_timeout": "60s"}, "memory": {"max_running_requests": 6}}
+    with Daemon(tmp_path, config=config, failpoints="scheduler.step=delay(20ms)").start() as daemon, httpx.Client(base_url=daemon.url, timeout=10) as known:
         finished: list[str] = []
 
-        def run() -> None:
+        def stream() -> None:
             events = list(daemon.stream(max_tokens=150, ignore_eos=True))
             finished.append(events[-1]["choices"][0]["finish_reason"])
 
-        threads = [threading.Thread(target=run) for _ in range(5)]
+        def whole() -> None:
+            finished.append(daemon.complete(max_tokens=150, ignore_eos=True).json()["choices"][0]["finish_reason"])
+
+        threads = [threading.Thread(target=work) for work in [stream] * 5 + [whole] * 3]
         for thread in threads:
             thread.start()
-        wait_for("all run", lambda: daemon.requests()[0] == 5, 10)
+        wait_for("six run, two wait", lambda: daemon.requests() == (6, 2), 10)
+        assert known.get("/livez").headers.get("connection") != "close"
         assert daemon.process is not None
         daemon.process.send_signal(signal.SIGTERM)
         wait_for("readyz is 503", lambda: daemon.status_code("/readyz") == 503, 0.5 + 0.5)
-        assert daemon.status_code("/livez") == 200
-        refused = daemon.chat()
-        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
-        assert refused.headers["connection"] == "close" and "retry-after" in refused.headers
+        assert (daemon.status_code("/livez"), daemon.status_code("/metrics")) == (200, 200)
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        for refused in (known.post("/v1/chat/completions", json=body), daemon.chat()):
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+            assert refused.headers["connection"] == "close" and int(refused.headers["retry-after"]) > 0
+        daemon.process.send_signal(signal.SIGTERM)  # changes nothing
         for thread in threads:
-            thread.join(20)
-        assert finished == ["length"] * 5
+            thread.join(60)
+        assert finished == ["length"] * 8
         assert daemon.wait_exit(5) == 0
 
 
@@ -133,6 +142,8 @@ def test_a_second_interrupt_stops_at_once_with_130(tmp_path: Path) -> None:
         pids = [p.pid for p in daemon.children()]
         daemon.process.send_signal(signal.SIGINT)
         wait_for("it drains", lambda: daemon.status_code("/readyz") == 503, 3)
+        # The count is what control has last reported.
+        assert re.search(r"draining; [01] running requests? may take up to 30 s; interrupt again to stop at once", daemon.log_text())
         daemon.process.send_signal(signal.SIGINT)
         assert daemon.wait_exit(2 + 1) == 130
         reader.join(5)
