@@ -58,7 +58,7 @@ class Context:
         if options.dry_run:
             self._show_plan(self._post(path, {**body, "dry_run": True}, CHANGE_TIMEOUT))
             return None
-        self._confirm(path, body)
+        self.confirm(path, body)
         if options.reason:
             body["reason"] = options.reason
         if getattr(options, "no_wait", False):
@@ -74,7 +74,7 @@ class Context:
                 self.out.data(error.data)
             raise
 
-    def _confirm(self, path: str, body: dict[str, Any]) -> None:
+    def confirm(self, path: str, body: dict[str, Any]) -> None:
         """On a terminal a risky change shows its plan, and waits for a yes. Without one nobody is there to ask, and nothing is."""
         if self.verb.risk in ("read", "safe") or self.options.yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
             return

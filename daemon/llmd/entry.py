@@ -46,10 +46,10 @@ def open_streams() -> None:
 
 def main() -> int:
     """What the command `llmd` calls."""
-    prepare()
-    if sys.argv[1:2] == ["run"]:
+    if sys.argv[1:2] == ["run"]:  # before blocked signals are let through: one may be waiting
         for number in _STOPS:
             signal.signal(number, lambda *_: os._exit(0))
+    prepare()
     try:
         from llmd.cli import main as llmd
 

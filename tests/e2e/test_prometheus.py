@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -67,6 +68,15 @@ def test_it_scrapes_and_answers(daemon: Daemon, prometheus: str) -> None:
     assert value("sum(llmd_kv_pages)") == value("llmd_kv_capacity_pages") > 0
     assert value("histogram_quantile(0.9, sum by (le) (llmd_time_to_first_token_seconds_bucket))") > 0
     assert value("histogram_quantile(0.9, sum by (le) (llmd_request_duration_seconds_bucket))") > 0
+
+
+def test_every_question_of_the_page_is_a_query_that_has_an_answer(daemon: Daemon, prometheus: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    questions = re.findall(r"^\| [^|`]+ \| `([^`]*llmd_[^`]*)` \|$", page, re.MULTILINE)
+    assert len(questions) >= 7
+    for promql in questions:
+        answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": promql}, timeout=10)
+        assert answer.status_code == 200, (promql, answer.text)
 
 
 def test_promtool_finds_nothing_wrong_with_a_real_exposition(daemon: Daemon) -> None:

@@ -114,6 +114,20 @@ def test_reload_takes_a_changed_configuration(box: Box) -> None:
         box.run("systemctl", "stop", "llmd")
 
 
+def test_a_restart_of_all_is_systemds(box: Box) -> None:
+    box.write(DROP_IN, RUN)
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "start", "llmd")
+    try:
+        before = show(box, "MainPID")
+        assert "systemctl restart llmd.service" in box.run("/opt/llmd/bin/llmctl", "restart", "--all", "--dry-run")
+        assert box.run("/opt/llmd/bin/llmctl", "restart", "--all").strip() == "restarted"
+        assert show(box, "ActiveState") == "active" and show(box, "MainPID") != before
+        assert box.run("/usr/bin/python3", "/opt/client.py", "3").strip() == "200"
+    finally:
+        box.run("systemctl", "stop", "llmd")
+
+
 def test_a_llmd_that_stands_still_is_replaced(box: Box) -> None:
     box.write(DROP_IN, RUN + "WatchdogSec=5s\nRestartSec=100ms\n")
     box.run("systemctl", "daemon-reload")

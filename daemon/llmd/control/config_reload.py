@@ -43,7 +43,7 @@ async def plan(core: Core, params: ConfigReloadParams) -> Plan:
     source = core.boot.source
     if source is None:
         raise RequestError("this llmd was started by a caller, with no configuration that could be read again", status=409)
-    new = await _read(core, source)
+    new = await read_again(core, source)
     changes = source.changes(new)
     told = [msgspec.to_builtins(change) for change in changes]
     fixed = [change.key for change in changes if change.reload == "restart"]
@@ -51,7 +51,7 @@ async def plan(core: Core, params: ConfigReloadParams) -> Plan:
         refused = {
             "code": "restart_required",
             "message": f"nothing was changed: {', '.join(fixed)} can only change with a restart of llmd",
-            "hint": "systemctl restart llmd takes all changes; or take these back, and reload",
+            "hint": "llmctl restart --all takes all changes; or take these back, and reload",
         }
         return Plan(steps=[f"refuse: {', '.join(fixed)} needs a restart of llmd"], changes=told, refused=refused)
     boot = await _prepare(core, new, changes)
@@ -95,7 +95,8 @@ async def run(core: Core, made: Plan | None, keep: Keep, save: Save) -> dict[str
     return {"changed": [change.key for change in changes]}
 
 
-async def _read(core: Core, source: ConfigSource) -> ConfigSource:
+async def read_again(core: Core, source: ConfigSource) -> ConfigSource:
+    """The configuration as it is now. Raises RequestError with every fault."""
     loop = asyncio.get_running_loop()
     try:
         return await loop.run_in_executor(None, lambda: source.read_again(allow_failpoints=core.boot.failpoints))

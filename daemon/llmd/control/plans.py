@@ -70,8 +70,29 @@ async def stop(core: Core, params: StopParams) -> Plan:
     return Plan(steps=steps, processes_stopped=names, requests_finished=len(rids(rows)), requests=rids(rows), downtime_s=None)
 
 
+async def _restart_all(core: Core) -> Plan:
+    """The new configuration is read now: one that would end the next start must not end this life."""
+    source = core.boot.source
+    if source is None:
+        raise RequestError("this llmd was started by a program, which alone can start it again", status=409)
+    await config_reload.read_again(core, source)
+    made = await stop(core, StopParams())
+    made.steps = [*made.steps, "start llmd anew with the configuration as it is then"]
+    made.processes_restarted, made.processes_stopped = ["supervisor-0", *made.processes_stopped], []
+    made.downtime_s = round(core.remembered.load_s, 1) if core.remembered.load_s is not None else None
+    if core.snapshot is not None and core.snapshot.managed:
+        made.refused = {
+            "code": "busy",
+            "message": "systemd runs this llmd, and restarts it",
+            "hint": "systemctl restart llmd (`llmctl restart --all` does that)",
+        }
+    return made
+
+
 async def restart(core: Core, params: RestartParams) -> Plan:
     refuse_unless_begun(core)
+    if params.target == "daemon":
+        return await _restart_all(core)
     return replaces_engine(core, aborts=False, first=[])
 
 

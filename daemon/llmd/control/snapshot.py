@@ -68,6 +68,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     epoch: int = 0
     stopping: bool = False
     drain_left_s: float | None = None
+    managed: bool = False
+    """systemd runs it, and alone can start it anew."""
     hangups: int = 0
     """SIGHUPs that the supervisor has got."""
     processes: tuple[ProcessView, ...] = ()

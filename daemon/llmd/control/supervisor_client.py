@@ -161,6 +161,10 @@ class SupervisorClient:
         """The same for one unit: `engine`, `detokenizer-0`, `frontend-N`."""
         await self._do("llmd.restart", {"unit": unit, "reason": reason, "until": time.monotonic() + CALL_TIMEOUT})
 
+    async def restart_all(self) -> None:
+        """Stop llmd as a whole, as on SIGTERM, and start it anew in the same process."""
+        await self._do("llmd.restartAll", {"until": time.monotonic() + CALL_TIMEOUT})
+
     async def shutdown(self, status: int, why: str) -> None:
         """Stop everything in order, then exit with `status`."""
         await self._do("llmd.shutdown", {"status": status, "why": why})

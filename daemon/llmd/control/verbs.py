@@ -65,9 +65,9 @@ class StopParams(_Params, frozen=True):
 
 
 class RestartParams(_Params, frozen=True):
-    """Restart the engine."""
+    """Restart the engine, with requests held. Target `daemon`: stop llmd as a whole, then start it anew with the configuration as it is then."""
 
-    target: Literal["engine"] = "engine"
+    target: Literal["engine", "daemon"] = "engine"
     timeout_s: Seconds | None = None
 
 
@@ -224,6 +224,9 @@ async def restart(core: Core, params: RestartParams, keep: Keep, began: Began | 
     """Restart the engine group and wait until it is up, however often it dies meanwhile: where it does not get up at all, llmd ends.
 
     `began`: an earlier control has begun this, and may have asked for it."""
+    if params.target == "daemon":
+        await core.supervisor.restart_all()
+        return {"stopping": True}
     timeout = params.timeout_s if params.timeout_s is not None else core.boot.args.supervision.startup_timeout
     deadline = (began.at if began else time.monotonic()) + timeout
     if began is not None and core.epoch > began.epoch:

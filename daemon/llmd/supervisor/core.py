@@ -67,6 +67,8 @@ class Core:
         self.stop: StopSequence | None = None
         self.exit_status: int | None = None
         """Set when the loop is to end."""
+        self.again = False
+        """When it has ended with status 0, llmd is to be started anew in this process."""
         self.last_words: list[str] = []
         """Why llmd gave up, line by line."""
         self.failed_at = ""
@@ -132,7 +134,8 @@ class Core:
             self._notifier.status(f"{self._known.state}; control restarts")  # the rest serves on, as far as anyone knows
 
     def on_term(self, why: str) -> None:
-        """SIGTERM: drain, then stop. A second one changes nothing."""
+        """SIGTERM: drain, then stop. A second one changes nothing, but that llmd does not start again."""
+        self.again = False
         if self.mode in ("draining", "stopping"):
             return
         self._notifier.stopping()
@@ -158,6 +161,7 @@ class Core:
         if times == 1:
             self.on_term("SIGINT")
         elif self.stop is None or not self.stop.quick:
+            self.again = False
             log.warning("second SIGINT: stopping at once")
             self._begin_stop(EXIT_INTERRUPTED, "second SIGINT", quick=True)
 
@@ -216,6 +220,16 @@ class Core:
         self._act(unit, actions, reason)
         return None
 
+    def restart_all(self) -> str | None:
+        """Stop as on SIGTERM, then start anew. Returns why not, or None."""
+        if self._notifier.managed:
+            return "systemd runs llmd, and only `systemctl restart` can restart it as a whole"
+        if self.mode not in ("starting", "running"):
+            return "llmd is stopping"
+        self.on_term("restart of llmd as a whole")
+        self.again = True
+        return None
+
     def hold(self, unit_name: str) -> None:
         """An operator stops a unit; nothing but an operator starts it again."""
         self.states[unit_name] = policy.hold(self.units[unit_name], self._world())
@@ -254,6 +268,7 @@ class Core:
             "stopping": self.mode in ("draining", "stopping"),
             "drain_left_s": left,
             "hangups": self._hangups,
+            "managed": self._notifier.managed,
             "processes": [self._snapshot_of(name, now) for name in self.children],
         }
 

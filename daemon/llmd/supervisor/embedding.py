@@ -97,7 +97,8 @@ class Embedding:
             self._kill_all()
             self.write_state("failed", "", "internal error")
             raise
-        self.write_state("failed" if status not in (0, 130) else "stopped", "", "\n".join(self.core.last_words[:1]))
+        ended = "failed" if status not in (0, 130) else "starting" if self.core.again else "stopped"
+        self.write_state(ended, "", "\n".join(self.core.last_words[:1]))
         return status
 
     def _record(self, crash: Crash) -> None:

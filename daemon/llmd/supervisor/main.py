@@ -11,9 +11,11 @@ import logging
 import os
 import resource
 import secrets
+import signal
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import setproctitle
@@ -65,6 +67,8 @@ class Held(Struct):
     listener: Listener | None = None
     admin_socket: Path | None = None
     """Once it is sure that it is nobody else's."""
+    again: bool = False
+    """This life is over, and the next one begins in the same process."""
 
     def give_back(self) -> None:
         """Once nothing of the run directory is needed any more."""
@@ -122,9 +126,9 @@ def serve(
             if on_stage is not None:
                 on_stage("boot")
             setproctitle.setproctitle(TITLE)
-            return _supervise(boot, held.listener, env, sink, notifier, os_, on_stage)
-    except Interrupted as signal:
-        log.info("llmd ends with status %d: %s before anything was started", EXIT_OK, signal)
+            status = _supervise(boot, held, env, sink, notifier, os_, on_stage)
+    except Interrupted as stop:
+        log.info("llmd ends with status %d: %s before anything was started", EXIT_OK, stop)
         return EXIT_OK
     except LlmdError as error:
         if on_stage is None and args.observability.log_format == "json":
@@ -146,6 +150,15 @@ def serve(
             rundir.clear(ports, held.admin_socket)
         held.give_back()
         sink.close()
+    if held.again:
+        start_again()
+    return status
+
+
+def start_again() -> NoReturn:
+    """Become a new llmd: same pid, command line, environment and standard streams. Stops that come meanwhile wait until it can take them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def prepare(
@@ -265,9 +278,7 @@ def _prepare_locked(
     return boot
 
 
-def _supervise(
-    boot: Boot, listener: Listener | None, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os, on_stage: OnStage | None
-) -> int:
+def _supervise(boot: Boot, held: Held, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os, on_stage: OnStage | None) -> int:
     supervision = boot.args.supervision
     settings = Settings(
         start_id=boot.start_id,
@@ -294,7 +305,7 @@ def _supervise(
         boot.processes,
         settings,
         ports=boot.ports,
-        listener=listener.socket if listener is not None else None,
+        listener=held.listener.socket if held.listener is not None else None,
         backlog=boot.args.http.backlog,
         env=environ.cleaned(env, failpoints=boot.failpoints),
         sink=sink,
@@ -314,6 +325,10 @@ def _supervise(
         boot.ports.run_dir,
     )
     status = embedding.run()
+    held.again = embedding.core.again and status == EXIT_OK
+    if held.again:
+        log.info("llmd starts again, as asked")
+        return status
     if on_stage is not None and embedding.core.failed_at:
         on_stage(embedding.core.failed_at)
     stays = sink.directory is not None and not sink.directory.is_relative_to(boot.ports.run_dir)  # an Engine's logs go with its run directory

@@ -32,6 +32,8 @@ class Notifier:
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         self._address = environ.pop("NOTIFY_SOCKET", "")
+        self.managed = bool(self._address)
+        """Whether systemd runs this llmd."""
         usec, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         self._warned = False
         self._ready = False

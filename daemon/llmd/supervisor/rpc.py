@@ -86,6 +86,12 @@ class LlmdNamespace:
             return self._answer(TOO_LATE)
         return self._answer(self._core.restart("engine"), epoch=self._core.epoch)
 
+    def restartAll(self, text: str) -> str:
+        """{"until"}: drain and stop, then start anew: same pid, same command line, the configuration as it is then."""
+        if self._too_late(_decode(text, _Restart).until):
+            return self._answer(TOO_LATE)
+        return self._answer(self._core.restart_all())
+
     def restart(self, text: str) -> str:
         """{"unit","reason"}: the same for one unit: `engine`, `detokenizer-0`, `frontend-N`."""
         return self._answer(self._core.restart(_decode(text, _Restart).unit))
