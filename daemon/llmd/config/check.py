@@ -47,7 +47,7 @@ NOT_YET: Final[dict[str, NotYet]] = {
     "parallel.node_rank": NotYet("several machines"),
     "parallel.dist_init_addr": NotYet("several machines"),
     "parallel.backend": NotYet("Ray"),
-    "supervision.spare_worker": NotYet("a spare worker", ("auto", False)),
+    "supervision.spare_worker": NotYet("a spare worker (it would save 0.2 s of a restart with the native kernels)", ("auto", False)),
     "lora.max_adapters": NotYet("LoRA adapters"),
     "lora.max_rank": NotYet("LoRA adapters"),
     "lora.adapters": NotYet("LoRA adapters"),
