@@ -27,8 +27,10 @@ $(STAMP): pyproject.toml setup.py
 	  done; \
 	  echo "no Python 3.11 or newer (with venv) found; install one, or say make setup PYTHON=/path/to/python" >&2; exit 1; \
 	fi
-	@echo "installing llmd and its packages into $(VENV) (1.7 GiB; minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing llmd and its packages into $(VENV): about 0.5 GB to download, 1.7 GiB on disk, 2 to 10 minutes the first time"
+	@set -o pipefail; $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --editable '.[dev]' \
+	  | awk -v terminal=$$([ -t 2 ] && echo 1 || echo 0) -f packaging/pip-progress.awk
+	@echo "installed"
 	@touch $@
 
 # Installing builds it too; this is for a change in its sources. Without a compiler llmd works without it.

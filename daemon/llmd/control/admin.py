@@ -37,11 +37,19 @@ class AdminServer:
         """Take the sockets. Raises ResourceError."""
         args = self._core.boot.args.admin
         path = Path(args.socket) if args.socket else self._core.boot.ports.admin_socket
-        self._add(admin_socket.bind(path, args.group, again=self._core.resumed), self._app, http=peer.PeerProtocol)
+        self._add(admin_socket.bind(path, args.group, missed=self._level_of_a_missing_group()), self._app, http=peer.PeerProtocol)
         if args.listen is not None:
             guarded = admin_tcp.behind_key(self._app, lambda: self._core.boot.args.http.admin_key_file)
             self._add(admin_tcp.bind(args.listen), guarded, http=H11Protocol, ssl_certfile=args.tls_cert, ssl_keyfile=args.tls_key)
             log.info("admin plane on %s%s too", "https://" if args.tls_cert else "http://", args.listen)
+
+    def _level_of_a_missing_group(self) -> int:
+        """A WARNING for a service, and where somebody has named the group; whoever tries llmd out as himself misses nothing. Told once, not by each control."""
+        if self._core.resumed:
+            return logging.DEBUG
+        boot = self._core.boot
+        named = boot.source is not None and boot.source.origins.get("admin.group", "default") != "default"
+        return logging.WARNING if named or boot.ports.run_dir.startswith("/run/") else logging.DEBUG
 
     def _add(self, listener: socket.socket, app: App, **options: Any) -> None:
         config = uvicorn.Config(

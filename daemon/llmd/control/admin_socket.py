@@ -17,10 +17,10 @@ log = logging.getLogger("llmd.control")
 BACKLOG = 128
 
 
-def bind(path: Path, group: str | None, *, again: bool = False) -> socket.socket:
+def bind(path: Path, group: str | None, *, missed: int = logging.WARNING) -> socket.socket:
     """A listening socket at `path`, 0660 for `group`, else 0600. A stale socket is replaced, anything else there never.
 
-    `again`: an earlier control has told already why the group may not use it.
+    `missed`: the level at which it is told that the group may not use it.
     """
     check_socket_path(path)
     try:
@@ -40,7 +40,7 @@ def bind(path: Path, group: str | None, *, again: bool = False) -> socket.socket
     finally:
         os.umask(before)
     if group is not None:
-        _give_to(path, group, logging.DEBUG if again else logging.WARNING)
+        _give_to(path, group, missed)
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
@@ -52,5 +52,5 @@ def _give_to(path: Path, group: str, level: int) -> None:
         path.chmod(0o660)
     except (KeyError, OSError) as error:
         why = "does not exist" if isinstance(error, KeyError) else f"may not be set ({error.strerror})"
-        hint = f"groupadd {group}, and start llmd again" if isinstance(error, KeyError) else "put the user that llmd runs as into it"
-        log.log(level, "admin socket: group %r %s, so it is for uid %d alone; %s, or set admin.group: null", group, why, os.getuid(), hint)
+        hint = f"`groupadd {group}`, then start llmd again" if isinstance(error, KeyError) else "put the user that llmd runs as into it"
+        log.log(level, "llmctl works for uid %d and root alone: group %r (admin.group) %s; for others: %s", os.getuid(), group, why, hint)

