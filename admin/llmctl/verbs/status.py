@@ -73,7 +73,7 @@ def _model(status: dict[str, Any]) -> str:
 
 def _requests(status: dict[str, Any]) -> str:
     requests, throughput = status.get("requests") or {}, status.get("throughput") or {}
-    speed = f"{throughput.get('generation_tokens_s', 0)} tokens/s out, {throughput.get('prompt_tokens_s', 0)} in"
+    speed = f"{throughput.get('generation_tokens_s') or 0:.1f} tokens/s out, {throughput.get('prompt_tokens_s') or 0:.1f} in"
     held = f", {requests['held']} held until the engine is back" if requests.get("held") else ""
     return f"{requests.get('running', 0)} running, {requests.get('waiting', 0)} waiting{held}; {speed}"
 
