@@ -54,8 +54,7 @@ class _Llama:
             attended = p.quantize(attended, self.input("attended", at + "o"))
         self.linear(attended, at + "o", x, add=True)
         h = p.rms_norm(x, self._vectors[at + "mlp_norm"], config.rms_eps, self.input("h", at + "gate_up"))
-        gate_up = self.linear(h, at + "gate_up", self.buffer("gate_up", self._matrices[at + "gate_up"].n))
-        inner = p.swiglu(gate_up, self.input("inner", at + "down"))
+        inner = self.gated(h, at + "gate_up", self.input("inner", at + "down"))
         self.linear(inner, at + "down", x, add=True)
 
     def tail(self, x: int) -> None:
@@ -72,6 +71,13 @@ class _Llama:
         self._p.linear(x, self.matrix(name), out, add=add)
         bias = self._vectors.get(f"{name}_bias")
         return out if bias is None else self._p.add_bias(bias, out)
+
+    def gated(self, x: int, name: str, out: int) -> int:
+        """out = silu(gate) * up, where gate and up are x W^T + b"""
+        middle = self.buffer("gate_up", self._matrices[name].n)
+        if f"{name}_bias" in self._vectors:
+            return self._p.swiglu(self.linear(x, name, middle), out)
+        return self._p.gated(x, self.matrix(name), middle, out)
 
     def matrix(self, name: str) -> int:
         packed = self._matrices[name]

@@ -32,7 +32,7 @@ KV_TYPES: Final = {"float32": 0, "bfloat16": 1, "int8": 2}
 MAX_ROWS: Final = 256
 MAX_LOGITS: Final = 64
 #: What time is measured by, in the order of src/program.h.
-KINDS: Final = ("embed", "rms_norm", "linear", "add_bias", "head_norm", "rope_store", "attention", "quantize", "swiglu", "pool", "select", "sample", "plan")
+KINDS: Final = ("embed", "rms_norm", "linear", "add_bias", "head_norm", "rope_store", "attention", "quantize", "swiglu", "gated", "pool", "select", "sample", "plan")
 _STATUS: Final = {
     -1: "an operation's buffers or weights do not fit together",
     -2: "the arrays of the step contradict each other",
@@ -59,6 +59,7 @@ SIGNATURES: Signatures = {
     "llmd_program_attention": (_int, [_pointer, _int, _int, _int, _int]),
     "llmd_program_quantize": (_int, [_pointer, _int, _int]),
     "llmd_program_swiglu": (_int, [_pointer, _int, _int]),
+    "llmd_program_gated": (_int, [_pointer, _int, _int, _int, _int]),
     "llmd_program_pool": (_int, [_pointer, _int, _pointer, _float]),
     "llmd_program_select": (_int, [_pointer, _int, _int]),
     "llmd_program_sample": (_int, [_pointer, _int]),
@@ -228,6 +229,10 @@ class Program:
     def swiglu(self, gate_up: int, out: int) -> int:
         """out = silu(gate) * up, quantized where `out` is."""
         return self._record("swiglu", gate_up, out, out=out)
+
+    def gated(self, x: int, matrix: int, middle: int, out: int) -> int:
+        """out = silu(gate) * up of x W^T, quantized where `out` is. `middle`: a buffer as wide as W has outputs, for kernels that need it."""
+        return self._record("gated", x, matrix, middle, out, out=out)
 
     def pool_embeddings(self, x: int, weight: Floats, eps: float) -> None:
         """The step's EmbedRows = sums of the normed rows of x."""

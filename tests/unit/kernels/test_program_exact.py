@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmd.kernels.program import KV_TYPES
+from llmd.kernels.program import KV_TYPES, Program
 from llmd.model.native_loader import NativeModel
 from tests.models import boot_for, gguf_of, random_llama
 from tests.programs import ProgramStepper, load
@@ -75,6 +75,19 @@ def test_quantized_weights_and_scattered_slots(tmp_path: Path, isa: str, types: 
     path = gguf_of(random_llama(tmp_path / "m", **HEADS_OF_64), tmp_path / "m.gguf", types)
     model = load(boot_for(path, tmp_path / "cache"))
     assert_exact(Model(model, kv_type="bfloat16", threads=2), Model(model, kv_type="bfloat16", page_size=1))
+
+
+def test_gate_and_up_in_one_give_the_same_bits_as_one_after_the_other(tmp_path: Path, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(boot_for(gguf_of(random_llama(tmp_path / "m", **HEADS_OF_64), tmp_path / "m.gguf", "Q4_1"), tmp_path / "cache"))
+    together = Model(model, threads=2)
+
+    def gated(self: Program, x: int, matrix: int, middle: int, out: int) -> int:
+        return self.swiglu(self.linear(x, matrix, middle), out)
+
+    monkeypatch.setattr(Program, "gated", gated)
+    apart = Model(model, threads=2)
+    for length in (1, 3, 8, 16, 40, 256):
+        assert together.table({1: tokens(length)}) == apart.table({1: tokens(length)})
 
 
 @pytest.mark.parametrize("streams", [12, 64])

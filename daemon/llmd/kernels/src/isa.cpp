@@ -40,8 +40,11 @@ Isa detect() {
     if ((state & 0x6) != 0x6) return ISA_SCALAR;  // SSE and AVX registers
     const bool f = bit(seven.ebx, 16), dq = bit(seven.ebx, 17), bw = bit(seven.ebx, 30), vl = bit(seven.ebx, 31), vnni = bit(seven.ecx, 11);
     if (!f || !dq || !bw || !vl || !vnni || (state & 0xe6) != 0xe6) return ISA_AVX2;  // and mask and ZMM registers
-    const bool tiles = bit(seven.edx, 24), int8 = bit(seven.edx, 25);
-    return tiles && int8 && (state & 0x60000) == 0x60000 && amx_granted() ? ISA_AMX : ISA_AVX512;
+#ifdef LLMD_HAS_AMX
+    const bool tiles = bit(seven.edx, 24), products = bit(seven.edx, 22), bf16 = bit(Leaf(7, 1).eax, 5);
+    if (tiles && products && bf16 && (state & 0x60000) == 0x60000 && amx_granted()) return ISA_AMX;
+#endif
+    return ISA_AVX512;
 }
 
 std::atomic<int> in_use{-1};

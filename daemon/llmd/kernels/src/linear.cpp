@@ -9,7 +9,7 @@
 namespace llmd {
 namespace {
 
-constexpr int ROWS_PER_TILE = 96;           // more rows than this are cut, so that their activations stay in L2
+constexpr int ROWS_PER_TILE_FP = 96;  // more rows than this are cut, so that their activations stay in L2
 constexpr int64_t BYTES_PER_TILE = 16384;   // weights of a tile at least: taking a tile costs about 0.1 us
 constexpr int TILES_PER_THREAD = 6;
 
@@ -19,23 +19,43 @@ bool suits(const Matrix& w, int m) { return w.format >= 0 && w.format < FORMATS 
 
 }  // namespace
 
-LinearTiles::LinearTiles(const Linear& op, int threads) : op_(op), kernels_(linear_kernels()), panels_(panels(op.w)) {
-    row_tiles_ = (op.m + ROWS_PER_TILE - 1) / ROWS_PER_TILE;
-    const int64_t panel_bytes = std::max<int64_t>(1, packed_size(op.w.format, op.w.n, op.w.k) / panels_);
-    const int64_t work = std::max<int64_t>(1, BYTES_PER_TILE / panel_bytes / std::max(1, op.m));
+LinearTiles::LinearTiles(const Linear& op, int threads) : LinearTiles(op, threads, panels(op.w)) {}
+
+LinearTiles::LinearTiles(const Linear& op, int threads, int parts) : op_(op), kernels_(linear_kernels()), parts_(parts) {
+    const int rows = is_quantized(op.w.format) ? kernels_.tile_rows : ROWS_PER_TILE_FP;
+    row_tiles_ = (op.m + rows - 1) / rows;
+    const int64_t part_bytes = std::max<int64_t>(1, packed_size(op.w.format, op.w.n, op.w.k) / parts);
+    const int64_t work = std::max<int64_t>(1, BYTES_PER_TILE / part_bytes / std::max(1, op.m));
     const int64_t wanted = (int64_t(TILES_PER_THREAD) * threads + row_tiles_ - 1) / std::max(1, row_tiles_);
-    panel_tiles_ = int(std::max<int64_t>(1, std::min<int64_t>(threads == 1 ? 1 : wanted, (panels_ + work - 1) / work)));
+    part_tiles_ = int(std::max<int64_t>(1, std::min<int64_t>(threads == 1 ? 1 : wanted, (parts_ + work - 1) / work)));
+}
+
+LinearTiles::Range LinearTiles::range(int tile) const {
+    const int part = tile % part_tiles_, row = tile / part_tiles_;
+    const int blocks = (op_.m + ROW_BLOCK - 1) / ROW_BLOCK;
+    return {cut(parts_, part, part_tiles_), cut(parts_, part + 1, part_tiles_), cut(blocks, row, row_tiles_) * ROW_BLOCK,
+            std::min(op_.m, cut(blocks, row + 1, row_tiles_) * ROW_BLOCK)};
 }
 
 void LinearTiles::run(int tile) const {
-    const int panel = tile % panel_tiles_, row = tile / panel_tiles_;
-    const int blocks = (op_.m + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int row0 = cut(blocks, row, row_tiles_) * ROW_BLOCK, row1 = std::min(op_.m, cut(blocks, row + 1, row_tiles_) * ROW_BLOCK);
-    kernels_.block(op_, cut(panels_, panel, panel_tiles_), cut(panels_, panel + 1, panel_tiles_), row0, row1);
+    const Range at = range(tile);
+    kernels_.block(op_, at.from, at.to, at.row0, at.row1);
+}
+
+GatedTiles::GatedTiles(const Linear& op, const QuantRows& out, int threads) : LinearTiles(op, threads, op.w.n / 2 / GROUP), out_(out) {}
+
+void GatedTiles::run(int tile) const {
+    const Range at = range(tile);
+    kernels_.gated(op_, out_, at.from, at.to, at.row0, at.row1);
 }
 
 void linear(Pool& pool, const Linear& op) {
     const LinearTiles tiles(op, pool.threads());
+    pool.run(tiles.tiles(), [&](int tile, int) { tiles.run(tile); });
+}
+
+void gated(Pool& pool, const Linear& op, const QuantRows& out) {
+    const GatedTiles tiles(op, out, pool.threads());
     pool.run(tiles.tiles(), [&](int tile, int) { tiles.run(tile); });
 }
 

@@ -4,11 +4,11 @@
 // The same bytes serve every ISA. Outputs are packed in panels of PANEL (PANEL_FP for the unquantized formats); two matrices with the same k whose
 // first has a multiple of that many rows may be packed one after the other and used as one matrix (q, k, v; gate, up): see `row0` of pack.
 //
-// Every output element is reduced over k in one fixed order, whatever m, the tile, the thread; the quantized formats give the same bits on
-// every ISA, the others too where fused multiply-add is exact (everywhere).
+// Every output element is reduced over k in one fixed order, whatever m, the tile, the thread. scalar, AVX2 and AVX-512 give the same bits; AMX gives its
+// own for the quantized formats, and the same for the others.
 //
-// Quantized formats work on activations quantized to int8 in groups of 32 (QuantRows), which is an operation of its own: once for q, k and v,
-// and free to be fused with what produces x.
+// Quantized formats work on activations of their own kind (QuantRows), int8 in groups of 32 or, with AMX, bf16. Making them is an operation of its own:
+// once for q, k and v, and free to be fused with what produces x.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,9 @@ struct Matrix {
 // Activations [m, k] quantized per row and group: x ~ q * d. s = sum of the group's q; ds = d * s. A group that holds a NaN or an infinity has a d that
 // is not finite. Rows are kept in blocks of ROW_BLOCK, so that a tile of rows lies together:
 //   q int8 [blocks, groups, ROW_BLOCK, GROUP] | d float [blocks, groups, ROW_BLOCK] | ds likewise | s int32 likewise
-// in one piece of memory of quant_rows_size(m, k) bytes, aligned to 64. Fill it with LinearKernels::quantize, or group by group with isa/quant.h.
+// in one piece of memory of quant_rows_size(m, k) bytes, aligned to 64. With AMX there are instead
+//   bf16 [blocks, groups, ROW_BLOCK, GROUP], of each four numbers of a group the two in the middle exchanged | their sums float [blocks, groups, ROW_BLOCK],
+// rounded to nearest even. Fill it with LinearKernels::quantize, or (but for AMX) group by group with isa/quant.h.
 constexpr int ROW_BLOCK = 16;
 
 struct QuantRows {
@@ -46,21 +48,23 @@ struct QuantRows {
     float* d;
     float* ds;
     int32_t* s;
+    float* sums;  // of the bf16
     int k;
 
-    // Where group g of a row has its scale in d, ds and s; its 32 bytes are at q + GROUP * at(row, g).
+    uint16_t* bf16() const { return reinterpret_cast<uint16_t*>(q); }
+    // Where group g of a row has its scale in d, ds and s; its 32 numbers are at q, or bf16(), + GROUP * at(row, g).
     __attribute__((always_inline)) int64_t at(int row, int g) const { return (int64_t(row / ROW_BLOCK) * (k / GROUP) + g) * ROW_BLOCK + row % ROW_BLOCK; }
 };
 
 static inline int64_t quant_row_groups(int m, int k) { return int64_t((m + ROW_BLOCK - 1) / ROW_BLOCK) * ROW_BLOCK * (k / GROUP); }
 
-static inline int64_t quant_rows_size(int m, int k) { return quant_row_groups(m, k) * (GROUP + 12); }
+static inline int64_t quant_rows_size(int m, int k) { return quant_row_groups(m, k) * (2 * GROUP + 4); }  // of the larger kind
 
 static inline QuantRows quant_rows(void* memory, int m, int k) {
     const int64_t groups = quant_row_groups(m, k);
     char* q = static_cast<char*>(memory);
     float* d = reinterpret_cast<float*>(q + groups * GROUP);
-    return {reinterpret_cast<int8_t*>(q), d, d + groups, reinterpret_cast<int32_t*>(d + 2 * groups), k};
+    return {reinterpret_cast<int8_t*>(q), d, d + groups, reinterpret_cast<int32_t*>(d + 2 * groups), reinterpret_cast<float*>(q + 2 * GROUP * groups), k};
 }
 
 enum LinearFlags : int { LINEAR_ADD = 1 };  // y += x W^T (a residual)
@@ -82,6 +86,10 @@ struct LinearKernels {
     void (*quantize)(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1);
     // Panels [panel0, panel1) of y for rows [row0, row1).
     void (*block)(const Linear& op, int panel0, int panel1, int row0, int row1);
+    // out = silu(gate) * up for the first and second half of a quantized matrix's outputs, which nothing else sees; op.y is not used. Groups [group0, group1) of out;
+    // n is a multiple of 2 * GROUP. Null: not there.
+    void (*gated)(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1);
+    int tile_rows;  // of a tile of a quantized linear, at most
 };
 
 namespace scalar { extern const LinearKernels linear_kernels; }
@@ -100,13 +108,33 @@ static inline int panels(const Matrix& w) { return (w.n + panel_width(w.format) 
 class LinearTiles {
   public:
     LinearTiles(const Linear& op, int threads);
-    int tiles() const { return panel_tiles_ * row_tiles_; }
+    int tiles() const { return part_tiles_ * row_tiles_; }
     void run(int tile) const;
 
-  private:
+  protected:
+    LinearTiles(const Linear& op, int threads, int parts);
+    // Of parts (panels; groups that are gated) and of rows.
+    struct Range {
+        int from, to, row0, row1;
+    };
+    Range range(int tile) const;
     const Linear& op_;
     const LinearKernels& kernels_;
-    int panels_, panel_tiles_, row_tiles_;
+
+  private:
+    int parts_, part_tiles_, row_tiles_;
+};
+
+// The same for LinearKernels::gated.
+class GatedTiles : private LinearTiles {
+  public:
+    GatedTiles(const Linear& op, const QuantRows& out, int threads);
+    using LinearTiles::tiles;
+    void run(int tile) const;
+    static bool can(const Matrix& w) { return linear_kernels().gated && is_quantized(w.format) && w.n % (2 * GROUP) == 0; }
+
+  private:
+    const QuantRows& out_;
 };
 
 class Pool;
@@ -114,6 +142,7 @@ class Pool;
 // Both in parallel, waiting for the end. m may be 0.
 void quantize_rows(Pool& pool, const float* x, int64_t ldx, int m, const QuantRows& out);
 void linear(Pool& pool, const Linear& op);
+void gated(Pool& pool, const Linear& op, const QuantRows& out);
 
 // Packing. Rows of the source are GGUF blocks or plain numbers. `pack` writes rows [row0, row0 + rows) of a matrix [n, k] at dst (packed_size bytes,
 // aligned to 64, zeroed by the caller or by a pack that covers all rows); row0 is a multiple of the format's panel, and rows too unless they end the matrix. From a source of the format's own kind

@@ -1,6 +1,8 @@
 // See program.h: recording and replaying. What each operation does is in program_ops.cpp.
 #include "program.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -10,10 +12,13 @@ namespace llmd {
 namespace {
 
 constexpr int LARGEST = 1 << 24;
+constexpr size_t HUGE_PAGE = size_t(2) << 20;
 
 std::unique_ptr<char, void (*)(void*)> allocate(size_t bytes) {
-    void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    const size_t alignment = bytes < HUGE_PAGE ? 64 : HUGE_PAGE;
+    void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
     if (!memory) throw std::bad_alloc();
+    if (alignment == HUGE_PAGE) madvise(memory, bytes, MADV_HUGEPAGE);  // a tile writes to many rows: each on a page of its own would cost a walk of the tables
     std::fill_n(static_cast<char*>(memory), bytes, char(0));
     return {static_cast<char*>(memory), std::free};
 }
@@ -48,7 +53,7 @@ int Program::add_buffer(int width, bool quantized, bool tail) {
         for (Memory& scratch : scratch_) scratch = allocate(bytes);
         scratch_bytes_ = bytes;
     }
-    buffers_.push_back({quantized, tail, rows, width, allocate(quantized ? quant_rows_size(rows, width) : size_t(rows) * size_t(width) * sizeof(float))});
+    buffers_.push_back({quantized, tail, rows, width, allocate(quantized ? quant_rows_size(rows, width) : size_t(rows) * size_t(Buffer::stride_of(width)) * sizeof(float))});
     return int(buffers_.size()) - 1;
 }
 
@@ -82,6 +87,9 @@ bool Program::fits(const Op& op, bool tail) const {
         case Kind::ATTENTION:
             return is(op.in, qkv, false, false) && is(op.out, q, false, false) && in(op.layer, 0, shape_.layers - 1) && op.window >= 0 && !tail;
         case Kind::QUANTIZE: return in_known && is(op.in, in_width, tail, false) && is(op.out, in_width, tail, true) && buffers_[size_t(op.out)].quantized;
+        case Kind::GATED:
+            return has_matrix && is(op.in, matrix.k, tail, true) && buffers_[size_t(op.in)].quantized == is_quantized(matrix.format) &&
+                   is(op.middle, matrix.n, tail, false) && is(op.out, matrix.n / 2, tail, true) && matrix.n % 2 == 0 && op.in != op.out;
         case Kind::SWIGLU: return out_known && is(op.in, 2 * out_width, tail, false) && is(op.out, out_width, tail, true);
         case Kind::POOL: return op.weight && is(op.in, hidden, false, false) && !tail;
         case Kind::SELECT: return is(op.in, hidden, false, false) && is(op.out, hidden, true, false) && tail;

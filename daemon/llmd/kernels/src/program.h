@@ -15,7 +15,7 @@
 
 namespace llmd {
 
-enum class Kind : int { EMBED, RMS_NORM, LINEAR, ADD_BIAS, HEAD_NORM, ROPE_STORE, ATTENTION, QUANTIZE, SWIGLU, POOL, SELECT, SAMPLE, PLAN, KINDS };
+enum class Kind : int { EMBED, RMS_NORM, LINEAR, ADD_BIAS, HEAD_NORM, ROPE_STORE, ATTENTION, QUANTIZE, SWIGLU, GATED, POOL, SELECT, SAMPLE, PLAN, KINDS };
 
 // One operation; which fields count depends on its kind.
 struct Op {
@@ -23,6 +23,7 @@ struct Op {
     int in = -1;
     int out = -1;
     int matrix = -1;
+    int middle = -1;  // a buffer for what comes in between
     int layer = 0;
     int window = 0;
     int flags = 0;
@@ -31,7 +32,8 @@ struct Op {
     const float* weight2 = nullptr;
 };
 
-// [rows, width] numbers, either float32 or quantized.
+// [rows, width] numbers, either float32 or quantized. Rows of floats are `stride` apart: not a multiple of 1 KiB, for then a column's lines would all fall
+// into a few sets of the caches.
 struct Buffer {
     bool quantized;
     bool tail;
@@ -40,7 +42,9 @@ struct Buffer {
     std::unique_ptr<char, void (*)(void*)> memory;
 
     float* floats() const { return reinterpret_cast<float*>(memory.get()); }
-    float* row(int64_t i) const { return floats() + i * width; }
+    float* row(int64_t i) const { return floats() + i * stride(); }
+    int64_t stride() const { return stride_of(width); }
+    static int64_t stride_of(int64_t width) { return width % 256 ? width : width + 16; }
     QuantRows quant() const { return quant_rows(memory.get(), rows, width); }
 };
 
@@ -98,12 +102,13 @@ class Program {
     void execute(const Op& op, int rows);
     void embed(const Op& op, int rows);
     void rms_norm(const Op& op, int rows);
-    void run_linear(const Op& op, int rows);
+    Linear linear_of(const Op& op, int rows) const;
     void head_norm(const Op& op, int rows);
     void rope_store(const Op& op);
     void attention(const Op& op);
     void attention_item(const Attention& op, const AttentionItem& item, void* scratch);
     void swiglu(const Op& op, int rows);
+    void run_gated(const Op& op, int rows);
     void pool_embeddings(const Op& op, int rows);
     void select_rows(const Op& op, int rows);
     void sample(const Op& op, int rows);

@@ -99,6 +99,12 @@ LLMD_API int llmd_program_attention(Program* program, int qkv, int layer, int wi
 }
 
 LLMD_API int llmd_program_quantize(Program* program, int in, int out) { return record(program, {Kind::QUANTIZE, in, out}); }
+LLMD_API int llmd_program_gated(Program* program, int in, int matrix, int middle, int out) {
+    Op op{Kind::GATED, in, out, matrix};
+    op.middle = middle;
+    return record(program, op);
+}
+
 LLMD_API int llmd_program_swiglu(Program* program, int in, int out) { return record(program, {Kind::SWIGLU, in, out}); }
 
 LLMD_API int llmd_program_pool(Program* program, int in, const float* weight, float eps) {

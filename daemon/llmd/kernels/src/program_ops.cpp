@@ -25,7 +25,7 @@ void Program::execute(const Op& op, int rows) {
     switch (op.kind) {
         case Kind::EMBED: return embed(op, rows);
         case Kind::RMS_NORM: return rms_norm(op, rows);
-        case Kind::LINEAR: return run_linear(op, rows);
+        case Kind::LINEAR: return linear(pool_, linear_of(op, rows));
         case Kind::ADD_BIAS: {
             const Buffer& y = buffers_[size_t(op.out)];
             return for_rows(rows, y.width, [&](int row, int) { row_kernels().add(y.row(row), op.weight, y.width); });
@@ -35,9 +35,10 @@ void Program::execute(const Op& op, int rows) {
         case Kind::ATTENTION: return attention(op);
         case Kind::QUANTIZE: {
             const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
-            return for_rows(rows, x.width, [&](int row, int) { linear_kernels().quantize(x.floats(), x.width, y.quant(), row, row + 1); });
+            return for_rows(rows, x.width, [&](int row, int) { linear_kernels().quantize(x.floats(), x.stride(), y.quant(), row, row + 1); });
         }
         case Kind::SWIGLU: return swiglu(op, rows);
+        case Kind::GATED: return run_gated(op, rows);
         case Kind::POOL: return pool_embeddings(op, rows);
         case Kind::SELECT: return select_rows(op, rows);
         case Kind::SAMPLE: return sample(op, rows);
@@ -48,7 +49,7 @@ void Program::execute(const Op& op, int rows) {
 void Program::embed(const Op& op, int rows) {
     const Buffer& x = buffers_[size_t(op.out)];
     for (int row = 0; row < rows; row++) ids_[size_t(row)] = int32_t(step_->input_ids[row0_ + row]);
-    for_rows(rows, x.width, [&](int row, int) { unpack_rows(matrices_[size_t(op.matrix)], &ids_[size_t(row)], 1, x.row(row), x.width); });
+    for_rows(rows, x.width, [&](int row, int) { unpack_rows(matrices_[size_t(op.matrix)], &ids_[size_t(row)], 1, x.row(row), x.stride()); });
 }
 
 void Program::rms_norm(const Op& op, int rows) {
@@ -60,9 +61,19 @@ void Program::rms_norm(const Op& op, int rows) {
     });
 }
 
-void Program::run_linear(const Op& op, int rows) {
+Linear Program::linear_of(const Op& op, int rows) const {
     const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
-    linear(pool_, Linear{matrices_[size_t(op.matrix)], x.quantized ? nullptr : x.floats(), x.quantized ? x.quant() : QuantRows{}, y.floats(), x.width, y.width, rows, op.flags});
+    return {matrices_[size_t(op.matrix)], x.quantized ? nullptr : x.floats(), x.quantized ? x.quant() : QuantRows{}, y.floats(), x.stride(), y.stride(), rows, op.flags};
+}
+
+// A linear and swiglu in one where the kernels have that, else through `middle`.
+void Program::run_gated(const Op& op, int rows) {
+    Op first = op, second = op;
+    first.out = second.in = op.middle;
+    const Buffer& y = buffers_[size_t(op.out)];
+    if (y.quantized && GatedTiles::can(matrices_[size_t(op.matrix)])) return gated(pool_, linear_of(first, rows), y.quant());
+    linear(pool_, linear_of(first, rows));
+    swiglu(second, rows);
 }
 
 void Program::head_norm(const Op& op, int rows) {
@@ -86,7 +97,7 @@ void Program::rope_store(const Op& op) {
         const int from = std::max(span.position, item.position_tile * TILE), to = std::min(span.position + span.rows, (item.position_tile + 1) * TILE);
         for (int row = span.row + from - span.position; row < span.row + to - span.position; row++)
             row_kernels().rotate(qkv.row(row), turned, dim, plan_.rotation(row), shape_.rope_pairs);
-        attention_kernels().store(attention, span, item.position_tile, qkv.floats() + shape_.heads * dim, qkv.width, step_->out_cache_loc + row0_);
+        attention_kernels().store(attention, span, item.position_tile, qkv.floats() + shape_.heads * dim, qkv.stride(), step_->out_cache_loc + row0_);
     };
     pool_.run((items + step - 1) / step, [&](int index, int) {
         for (int i = index * step; i < std::min(items, (index + 1) * step); i++) work(plan_.stores()[size_t(i)]);
@@ -97,9 +108,9 @@ void Program::attention(const Op& op) {
     const Buffer &qkv = buffers_[size_t(op.in)], &out = buffers_[size_t(op.out)];
     Attention attention = attention_of(op);
     attention.q = qkv.floats();
-    attention.ldq = qkv.width;
+    attention.ldq = qkv.stride();
     attention.out = out.floats();
-    attention.ldo = out.width;
+    attention.ldo = out.stride();
     const AttentionPlan& plan = plan_.attention(op.window);
     if (partials_.size() < size_t(plan.partials)) partials_.resize(size_t(plan.partials));
     if (counters_n_ < plan.counters) {

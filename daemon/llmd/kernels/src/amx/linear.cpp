@@ -1,11 +1,16 @@
-// Quantized linears on the matrix unit (AMX): 16 rows by 16 outputs by a group of 32 at once. The integers are the same, so the bits are.
+// Quantized linears on the matrix unit (AMX): 16 rows by 16 outputs by a group of 32 at once. The unit multiplies a group's quants, which bf16 holds
+// exactly, with activations rounded to bf16; the group's scale is applied to its sums here. Sums are float32 and added up group by group, so a row's result
+// does not depend on the others.
+//
+// bf16 rather than the int8 of the other instruction sets, because activations then need no scale of a group, and lose less.
 #include "../linear.h"
 
-#include "../isa/simd.h"
+#include "../isa/vec16.h"
 #include "../packed.h"
 
-#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
-#define AMX __attribute__((target("amx-tile,amx-int8")))
+#ifdef LLMD_HAS_AMX
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
+#define AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-bf16,avx512bf16")))
 #endif
 
 namespace llmd {
@@ -14,18 +19,23 @@ namespace {
 
 #ifdef AMX
 
-constexpr int MIN_ROWS = 13;      // of a block of rows; below, vectors are as fast
-constexpr int MAX_GROUPS = 1024;  // of a panel that is unpacked at once
+constexpr int MAX_GROUPS = 512;  // of a panel kept written out; a longer one is written anew for each row block
+constexpr int AHEAD = 2;         // groups that the unit is ahead of the sums, and the weights of the unit: what one stores the other can read only some time later
+constexpr int SUMS = 4;          // > AHEAD
 
-// Groups that the unit is ahead of the vectors: what it stores can be read only some time later.
-constexpr int AHEAD = 2, SUMS = 4;
-
-// What a thread works on: a panel as signed bytes in the order that the unit reads, and the latest sums.
+// What a thread works on: panels in the order that the unit reads, the latest sums, and gates and ups.
 struct Scratch {
-    alignas(64) int8_t weights[MAX_GROUPS][GROUP * PANEL];
-    alignas(64) int32_t sums[SUMS][ROW_BLOCK][PANEL];
+    alignas(64) uint16_t weights[4][MAX_GROUPS][GROUP * PANEL];
+    alignas(64) float sums[SUMS][ROW_BLOCK][PANEL];
+    alignas(64) float results[4][ROW_BLOCK][PANEL];
 };
 thread_local Scratch thread_scratch;
+
+Scratch& scratch_of_thread() {
+    Scratch* mine = &thread_scratch;
+    __asm__("" : "+r"(mine));  // else its address, a call in a shared library, is looked up at each use
+    return *mine;
+}
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -33,124 +43,246 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-// GCC's tile intrinsics do not say that they read memory.
-INLINE void written(const void* p) { __asm__ volatile("" ::"r"(p) : "memory"); }
+VEC_INLINE int least(int a, int b) { return a < b ? a : b; }
 
-// Tile 0: sums; 1: activations, a row of 32 bytes each; 2: weights, 4 elements of 16 outputs in a row.
-AMX void configure() {
+// GCC's tile intrinsics do not say that they read and write memory.
+VEC_INLINE void written() { __asm__ volatile("" ::: "memory"); }
+
+// Tile 0: sums of `rows` rows; 1: their activations, a row of 32 each; 2: weights, a pair of elements of 16 outputs in a row.
+AMX void configure(int rows) {
     TileConfig config;
-    config.bytes_per_row[0] = config.bytes_per_row[2] = 64, config.bytes_per_row[1] = GROUP;
-    config.rows[0] = config.rows[1] = ROW_BLOCK, config.rows[2] = GROUP / 4;
-    written(&config);
+    config.bytes_per_row[0] = config.bytes_per_row[1] = config.bytes_per_row[2] = 64;
+    config.rows[0] = config.rows[1] = uint8_t(rows), config.rows[2] = GROUP / 2;
+    written();
     _tile_loadconfig(&config);
 }
 
+// (x & mask) | base
+VEC_INLINE __m512i field(__m512i x, uint32_t mask, uint32_t base) { return _mm512_ternarylogic_epi32(x, _mm512_set1_epi32(int(mask)), _mm512_set1_epi32(int(base)), 0xea); }
+
+// BASE + q for the two numbers of 4 bits that begin at bits 3 and 19 of each word, as a pair of bf16
+constexpr float BASE = 16.0f;
+VEC_INLINE __m512i pairs_of_4_bits(__m512i x) { return field(x, 0x00780078, 0x41804180); }
+
+// q for the byte that begins at bit 8 of each word, as float32; packed bytes are q + 128
+VEC_INLINE __m512i floats_of_8_bits(__m512i x) { return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(field(x, 0x0000ff00, 0x47000000)), _mm512_set1_ps(32768.0f + 128.0f))); }
+
+// The upper halves of two float32, which are all there is to them, as a pair of bf16
+VEC_INLINE __m512i pairs(__m512i first, __m512i second) { return _mm512_mask_mov_epi16(_mm512_srli_epi32(first, 16), 0xaaaaaaaa, second); }
+
+// Group g of a panel as the unit reads it: a row for each pair of elements (4j, 4j + 2), (4j + 1, 4j + 3), in it the pair of each output.
 template <int FORMAT>
-INLINE void unpack(const uint8_t* words, int8_t* out) {
+VEC_INLINE void write_group(const QuantPanel& panel, int g, uint16_t* out) {
+    const uint8_t* words = panel.quants(g);
+    const char* next = panel.base + quant_panel_bytes(FORMAT, panel.groups * GROUP) + int64_t(g) * quant_group_bytes(FORMAT);
+    for (int i = 0; i < quant_group_bytes(FORMAT); i += 64) __builtin_prefetch(next + i, 0, 2);
     if constexpr (FORMAT == FORMAT_Q8_0) {
-        for (int j = 0; j < 8; ++j) _mm512_storeu_si512(out + 64 * j, _mm512_xor_si512(_mm512_loadu_si512(words + 64 * j), _mm512_set1_epi8(-128)));
+        for (int j = 0; j < 8; ++j) {
+            const __m512i w = _mm512_loadu_si512(words + 64 * j);
+            _mm512_storeu_si512(out + 64 * j, pairs(floats_of_8_bits(_mm512_slli_epi32(w, 8)), floats_of_8_bits(_mm512_srli_epi32(w, 8))));
+            _mm512_storeu_si512(out + 64 * j + 32, pairs(floats_of_8_bits(w), floats_of_8_bits(_mm512_srli_epi32(w, 16))));
+        }
     } else {
-        const __m512i mask = _mm512_set1_epi8(15), bias = _mm512_set1_epi8(FORMAT == FORMAT_Q4_0 ? 8 : 0);
         for (int j = 0; j < 4; ++j) {
-            const __m512i both = _mm512_loadu_si512(words + 64 * j);
-            _mm512_storeu_si512(out + 64 * j, _mm512_sub_epi8(_mm512_and_si512(both, mask), bias));
-            _mm512_storeu_si512(out + 64 * (4 + j), _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), mask), bias));
+            const __m512i w = _mm512_loadu_si512(words + 64 * j);
+            _mm512_storeu_si512(out + 64 * j, pairs_of_4_bits(_mm512_slli_epi32(w, 3)));
+            _mm512_storeu_si512(out + 64 * j + 32, pairs_of_4_bits(_mm512_srli_epi32(w, 5)));
+            _mm512_storeu_si512(out + 64 * (4 + j), pairs_of_4_bits(_mm512_srli_epi32(w, 1)));
+            _mm512_storeu_si512(out + 64 * (4 + j) + 32, pairs_of_4_bits(_mm512_srli_epi32(w, 9)));
         }
     }
 }
 
-template <int FORMAT>
-void unpack_panel(const QuantPanel& weights, Scratch& scratch) {
-    for (int g = 0; g < weights.groups; ++g) {
-        const char* next = weights.base + quant_panel_bytes(FORMAT, weights.groups * GROUP) + int64_t(g) * quant_group_bytes(FORMAT);
-        for (int i = 0; i < quant_group_bytes(FORMAT); i += 64) __builtin_prefetch(next + i, 0, 2);
-        unpack<FORMAT>(weights.quants(g), scratch.weights[g]);
-    }
-    written(&scratch);
-}
-
-// The sums of group g for a block of rows.
-AMX INLINE void multiply(const int8_t* q, const Scratch& scratch, int g, int32_t (*sums)[PANEL]) {
+// sums = products of group g for a row block
+AMX_INLINE void multiply(const uint16_t* x, const uint16_t* weights, float (*sums)[PANEL]) {
     _tile_zero(0);
-    _tile_loadd(1, q + int64_t(g) * ROW_BLOCK * GROUP, GROUP);
-    _tile_loadd(2, scratch.weights[g], 64);
-    _tile_dpbssd(0, 1, 2);
+    _tile_loadd(1, x, 64);
+    _tile_loadd(2, weights, 64);
+    _tile_dpbf16ps(0, 1, 2);
     _tile_stored(0, sums, 64);
 }
 
-template <int FORMAT>
-INLINE void accumulate(const QuantPanel& weights, const QuantRows& x, int64_t at, int g, const int32_t (*sums)[PANEL], F* f) {
-    const F scale = load_f16(weights.scales(g));
+VEC_INLINE __m512 halves(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+
+// f += scale * (sums of (BASE + q) x) + (minimum - BASE * scale) * (sum of x), for each row
+template <int FORMAT, int ROWS>
+VEC_INLINE void accumulate(const QuantPanel& weights, int g, const float* row_sums, const float (*sums)[PANEL], __m512* f) {
+    const __m512 scale = halves(weights.scales(g));
 #pragma GCC unroll 16
-    for (int r = 0; r < ROW_BLOCK; ++r) f[r] = fma(to_float(_mm512_loadu_si512(sums[r])), mul(scale, set1(x.d[at + r])), f[r]);
-    if constexpr (FORMAT == FORMAT_Q4_1) {
-        const F minimum = load_f16(weights.scales(g) + PANEL);
+    for (int r = 0; r < ROWS; ++r) f[r] = _mm512_fmadd_ps(_mm512_load_ps(sums[r]), scale, f[r]);
+    if constexpr (FORMAT == FORMAT_Q8_0) return;
+    const __m512 offset = FORMAT == FORMAT_Q4_0 ? _mm512_mul_ps(scale, _mm512_set1_ps(-(BASE + 8.0f)))
+                                                : _mm512_fnmadd_ps(scale, _mm512_set1_ps(BASE), halves(weights.scales(g) + PANEL));
 #pragma GCC unroll 16
-        for (int r = 0; r < ROW_BLOCK; ++r) f[r] = fma(minimum, set1(x.ds[at + r]), f[r]);
+    for (int r = 0; r < ROWS; ++r) f[r] = _mm512_fmadd_ps(offset, _mm512_set1_ps(row_sums[r]), f[r]);
+}
+
+// f = the sums of the row block that begins at `row`. WRITE: the panel is not written out yet.
+template <int FORMAT, int ROWS, bool WRITE>
+AMX_INLINE void block_sums(const QuantPanel& panel, const QuantRows& x, int row, Scratch& scratch, uint16_t (*weights)[GROUP * PANEL], __m512* f) {
+    const uint16_t* at = x.bf16() + GROUP * x.at(row, 0);
+    const float* row_sums = x.sums + x.at(row, 0);
+    const auto begin = [&](int g) AMX { multiply(at + int64_t(g) * ROW_BLOCK * GROUP, weights[g % MAX_GROUPS], scratch.sums[g % SUMS]); };
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) f[r] = _mm512_setzero_ps();
+    const int groups = panel.groups;
+    if constexpr (WRITE) {
+        for (int g = 0; g < 2 * AHEAD && g < groups; ++g) write_group<FORMAT>(panel, g, weights[g]);
+        written();
+    }
+    for (int g = 0; g < AHEAD && g < groups; ++g) begin(g);
+    for (int g = 0; g < groups; ++g) {
+        if constexpr (WRITE) {
+            if (g + 2 * AHEAD < groups) write_group<FORMAT>(panel, g + 2 * AHEAD, weights[(g + 2 * AHEAD) % MAX_GROUPS]);
+        }
+        written();
+        if (g + AHEAD < groups) begin(g + AHEAD);
+        written();
+        accumulate<FORMAT, ROWS>(panel, g, row_sums + int64_t(g) * ROW_BLOCK, scratch.sums[g % SUMS], f);
     }
 }
 
-// `rows` rows of a whole block of rows; the others are computed too, from whatever is there, and dropped.
-template <int FORMAT>
-AMX void tile(const Linear& op, const QuantPanel& weights, Scratch& scratch, int panel, int row, int rows) {
-    const int64_t first = op.xq.at(row, 0);
-    const int8_t* q = op.xq.q + GROUP * first;
-    F f[ROW_BLOCK];
+// Results that the caches do not hold until they are read go past them: a store that has to fetch its line first waits longer than the line took to compute.
+VEC_INLINE bool past_caches(const Linear& op) { return int64_t(op.m) * op.w.n >= 1 << 18 && !(op.flags & LINEAR_ADD); }
+
+VEC_INLINE void put_row(const Linear& op, float* y, V x, int columns, bool past) {
+    if (past && columns == PANEL && reinterpret_cast<uintptr_t>(y) % 64 == 0) return _mm512_stream_ps(y, x.v);
+    store(y, op.flags & LINEAR_ADD ? add(load(y, columns), x) : x, columns);
+}
+
+// y of a row block: `rows` rows, of ROWS that are computed.
+template <int FORMAT, int ROWS, bool WRITE>
+AMX void linear_tile(const Linear& op, const QuantPanel& panel, Scratch& scratch, int column, int row, int rows) {
+    __m512 f[ROWS];
+    block_sums<FORMAT, ROWS, WRITE>(panel, op.xq, row, scratch, scratch.weights[0], f);
+    const int columns = least(op.w.n - column, PANEL);
+    const bool past = past_caches(op);
 #pragma GCC unroll 16
-    for (int r = 0; r < ROW_BLOCK; ++r) f[r] = zero();
-    for (int g = 0; g < AHEAD && g < weights.groups; ++g) multiply(q, scratch, g, scratch.sums[g]);
-    for (int g = 0; g < weights.groups; ++g) {
-        if (g + AHEAD < weights.groups) multiply(q, scratch, g + AHEAD, scratch.sums[(g + AHEAD) % SUMS]);
-        accumulate<FORMAT>(weights, op.xq, first + int64_t(g) * ROW_BLOCK, g, scratch.sums[g % SUMS], f);
-    }
-    const int column = panel * PANEL, columns = min_int(op.w.n - column, PANEL);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROW_BLOCK; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
         if (r >= rows) break;
-        float* y = op.y + (row + r) * op.ldy + column;
-        store_first(y, op.flags & LINEAR_ADD ? add(f[r], load_first(y, columns)) : f[r], columns);
+        put_row(op, op.y + (row + r) * op.ldy + column, V{f[r]}, columns, past);
     }
 }
 
-template <int FORMAT>
-AMX void quant_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
-    Scratch* mine = &thread_scratch;
-    __asm__("" : "+r"(mine));  // else its address, a call in a shared library, is looked up at each use
-    Scratch& scratch = *mine;
-    configure();
-    written(op.xq.q);
-    for (int panel = panel0; panel < panel1; ++panel) {
-        const QuantPanel weights((char*)op.w.data, FORMAT, op.w.k, panel);
-        unpack_panel<FORMAT>(weights, scratch);
-        for (int row = row0; row < row1; row += ROW_BLOCK) tile<FORMAT>(op, weights, scratch, panel, row, min_int(row1 - row, ROW_BLOCK));
+template <int FORMAT, int ROWS>
+AMX void linear_panels(const Linear& op, Scratch& scratch, int panel0, int panel1, int row0, int row1) {
+    configure(ROWS);
+    for (int index = panel0; index < panel1; ++index) {
+        const QuantPanel panel((char*)op.w.data, FORMAT, op.w.k, index);
+        bool write = true;
+        for (int row = row0; row < row1; row += ROW_BLOCK) {
+            const int rows = least(row1 - row, ROW_BLOCK);
+            write ? linear_tile<FORMAT, ROWS, true>(op, panel, scratch, index * PANEL, row, rows) : linear_tile<FORMAT, ROWS, false>(op, panel, scratch, index * PANEL, row, rows);
+            write = panel.groups > MAX_GROUPS;
+        }
+    }
+    _mm_sfence();  // other threads read what went past the caches
+    _tile_release();
+}
+
+// 16 numbers as bf16 in the order that tiles of activations have: of each four, the two in the middle change places.
+AMX_INLINE __m256i ordered(__m512 x) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    return _mm256_shuffle_epi8((__m256i)_mm512_cvtneps_pbh(x), order);
+}
+
+VEC_INLINE __m512 widened(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
+// Group g of a row, from its two halves.
+AMX_INLINE void put_group(const QuantRows& out, int row, int g, __m512 first, __m512 second) {
+    const int64_t at = out.at(row, g);
+    const __m256i a = ordered(first), b = ordered(second);
+    _mm256_storeu_si256((__m256i*)(out.bf16() + GROUP * at), a);
+    _mm256_storeu_si256((__m256i*)(out.bf16() + GROUP * at + PANEL), b);
+    out.sums[at] = _mm512_reduce_add_ps(_mm512_add_ps(widened(a), widened(b)));
+}
+
+template <int FORMAT, int ROWS, bool WRITE>
+AMX void result_tile(const QuantPanel& panel, const QuantRows& x, Scratch& scratch, int index, int row) {
+    __m512 f[ROWS];
+    block_sums<FORMAT, ROWS, WRITE>(panel, x, row, scratch, scratch.weights[index], f);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) _mm512_store_ps(scratch.results[index][r], f[r]);
+}
+
+VEC_INLINE V gate(V x, V up) { return mul(mul(x, up), inverse(add(splat(1.0f), exp(sub(splat(0.0f), x))))); }
+
+// Two panels of gates and two of ups make a group.
+template <int FORMAT, int ROWS>
+AMX void gated_groups(const Linear& op, const QuantRows& out, Scratch& scratch, int group0, int group1, int row0, int row1) {
+    configure(ROWS);
+    const int ups = op.w.n / PANEL / 2;
+    for (int g = group0; g < group1; ++g) {
+        bool write = true;
+        for (int row = row0; row < row1; row += ROW_BLOCK) {
+            for (int i = 0; i < 4; ++i) {
+                const QuantPanel panel((char*)op.w.data, FORMAT, op.w.k, 2 * g + i % 2 + (i < 2 ? 0 : ups));
+                write ? result_tile<FORMAT, ROWS, true>(panel, op.xq, scratch, i, row) : result_tile<FORMAT, ROWS, false>(panel, op.xq, scratch, i, row);
+            }
+            const auto& f = scratch.results;
+            for (int r = 0; r < least(row1 - row, ROW_BLOCK); ++r) {
+                put_group(out, row + r, g, gate(load(f[0][r]), load(f[2][r])).v, gate(load(f[1][r]), load(f[3][r])).v);
+            }
+            write = op.w.k / GROUP > MAX_GROUPS;
+        }
     }
     _tile_release();
 }
 
-void block(const Linear& op, int panel0, int panel1, int row0, int row1) {
-    const int head = min_int(row1, (row0 + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK);  // rows of a block begun by another tile
-    const int tail = row1 - row1 % ROW_BLOCK;
-    const int end = row1 - tail >= MIN_ROWS ? row1 : tail;
-    if (!is_quantized(op.w.format) || op.w.k / GROUP > MAX_GROUPS || end <= head) return avx512::linear_kernels.block(op, panel0, panel1, row0, row1);
-    if (row0 < head) avx512::linear_kernels.block(op, panel0, panel1, row0, head);
-    if (op.w.format == FORMAT_Q4_0) quant_block<FORMAT_Q4_0>(op, panel0, panel1, head, end);
-    if (op.w.format == FORMAT_Q4_1) quant_block<FORMAT_Q4_1>(op, panel0, panel1, head, end);
-    if (op.w.format == FORMAT_Q8_0) quant_block<FORMAT_Q8_0>(op, panel0, panel1, head, end);
-    if (end < row1) avx512::linear_kernels.block(op, panel0, panel1, end, row1);
+AMX void quantize(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1) {
+    for (int row = row0; row < row1; ++row) {
+        const float* at = x + row * ldx;
+        for (int g = 0; g < out.k / GROUP; ++g, at += GROUP) put_group(out, row, g, _mm512_loadu_ps(at), _mm512_loadu_ps(at + PANEL));
+    }
 }
 
-#else  // a compiler that does not know it
+template <int FORMAT>
+void quant_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
+    Scratch& scratch = scratch_of_thread();
+    const int rows = row1 - row0;
+    (rows <= 1   ? linear_panels<FORMAT, 1>
+     : rows <= 4 ? linear_panels<FORMAT, 4>
+     : rows <= 8 ? linear_panels<FORMAT, 8>
+                 : linear_panels<FORMAT, ROW_BLOCK>)(op, scratch, panel0, panel1, row0, row1);
+}
 
-void block(const Linear& op, int panel0, int panel1, int row0, int row1) { avx512::linear_kernels.block(op, panel0, panel1, row0, row1); }
+template <int FORMAT>
+void gated_block(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
+    Scratch& scratch = scratch_of_thread();
+    const int rows = row1 - row0;
+    (rows <= 1   ? gated_groups<FORMAT, 1>
+     : rows <= 4 ? gated_groups<FORMAT, 4>
+     : rows <= 8 ? gated_groups<FORMAT, 8>
+                 : gated_groups<FORMAT, ROW_BLOCK>)(op, out, scratch, group0, group1, row0, row1);
+}
+
+void block(const Linear& op, int panel0, int panel1, int row0, int row1) {
+    switch (op.w.format) {
+        case FORMAT_Q4_0: return quant_block<FORMAT_Q4_0>(op, panel0, panel1, row0, row1);
+        case FORMAT_Q4_1: return quant_block<FORMAT_Q4_1>(op, panel0, panel1, row0, row1);
+        case FORMAT_Q8_0: return quant_block<FORMAT_Q8_0>(op, panel0, panel1, row0, row1);
+        default: return avx512::linear_kernels.block(op, panel0, panel1, row0, row1);
+    }
+}
+
+void gated(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
+    switch (op.w.format) {
+        case FORMAT_Q4_0: return gated_block<FORMAT_Q4_0>(op, out, group0, group1, row0, row1);
+        case FORMAT_Q4_1: return gated_block<FORMAT_Q4_1>(op, out, group0, group1, row0, row1);
+        default: return gated_block<FORMAT_Q8_0>(op, out, group0, group1, row0, row1);
+    }
+}
 
 #endif
-
-void quantize(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1) { avx512::linear_kernels.quantize(x, ldx, out, row0, row1); }
 
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {quantize, block};
+#ifdef AMX
+const LinearKernels linear_kernels = {quantize, block, gated, 256};  // many rows: writing weights out is paid once a tile
+#else  // never in use
+const LinearKernels linear_kernels = {};
+#endif
 
 }  // namespace LLMD_ISA_NS
 }  // namespace llmd
