@@ -25,11 +25,16 @@ _HINTS = {
     "GET": "its control process may hang: llmd replaces it after supervision.control_timeout (5s by default), ask again then",
     "POST": "what was asked may still go on: llmctl status; a longer --timeout waits longer",
 }
+_NO_HEADERS: Mapping[str, str] = {}
 #: Largest reply that is read.
 MAX_REPLY = 16 * 2**20
 #: Error codes whose exit status is not that of their HTTP status.
 CODES = {"incompatible_weights": exits.BAD_INPUT, "timeout": exits.TIMED_OUT, "request_timeout": exits.TIMED_OUT}
 STATUSES = {401: exits.PERMISSION, 403: exits.PERMISSION, 409: exits.BUSY, 429: exits.BUSY, 422: exits.BAD_INPUT, 504: exits.TIMED_OUT}
+
+
+class ConnectionLost(CtlError):
+    """The connection broke before the answer was there."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -132,9 +137,13 @@ class Client:
                 _decode(response.status, data, path)
             return data.decode("utf-8", "replace")
 
-    def post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
-        """The JSON answer of a POST. Raises CtlError."""
-        return self._request("POST", path, json.dumps(body).encode(), timeout)
+    def post(self, path: str, body: dict[str, Any], timeout: float, key: str | None = None) -> Any:
+        """The JSON answer of a POST. `key`: a call with the same one is not run again, but answered as the first. Raises CtlError."""
+        return self._request("POST", path, json.dumps(body).encode(), timeout, {"Idempotency-Key": key} if key else {})
+
+    def alive(self) -> bool:
+        """Whether the daemon runs, be it that it does not answer now. Of one on another machine only an answer tells."""
+        return self.remote is not None or self.place_or_none() is not None
 
     def stream(self, path: str, silence: float) -> Iterator[bytes]:
         """The lines of an answer that does not end. Raises CtlError (69) when it does, or when nothing has come for `silence` seconds."""
@@ -147,16 +156,18 @@ class Client:
                 yield line
         raise CtlError(exits.LOST, "the connection to llmd was lost", "llmctl status")
 
-    def _request(self, method: str, target: str, body: bytes | None, timeout: float) -> Any:
+    def _request(self, method: str, target: str, body: bytes | None, timeout: float, headers: Mapping[str, str] = _NO_HEADERS) -> Any:
         deadline = time.monotonic() + timeout
-        with self._sent(method, target, body, timeout) as (response, connection):
+        with self._sent(method, target, body, timeout, headers) as (response, connection):
             return _decode(response.status, _read(response, connection, deadline), target)
 
     @contextlib.contextmanager
-    def _sent(self, method: str, target: str, body: bytes | None, timeout: float) -> Iterator[tuple[http.client.HTTPResponse, http.client.HTTPConnection]]:
+    def _sent(
+        self, method: str, target: str, body: bytes | None, timeout: float, more: Mapping[str, str] = _NO_HEADERS
+    ) -> Iterator[tuple[http.client.HTTPResponse, http.client.HTTPConnection]]:
         """A request that is on its way, and its answer as it begins."""
         connection = self.remote.connect(timeout) if self.remote is not None else self._unix(timeout)
-        headers = {"Content-Type": "application/json"} if body is not None else {}
+        headers = {**more, **({"Content-Type": "application/json"} if body is not None else {})}
         if self.remote is not None and self.remote.key:
             headers["Authorization"] = f"Bearer {self.remote.key}"
         try:
@@ -167,7 +178,7 @@ class Client:
             raise CtlError(status, f"llmd did not answer {method} {target.partition('?')[0]} within {timeout:g} s", _HINTS[method]) from None
         except (OSError, http.client.HTTPException) as error:
             hint = "what was asked may still go on: llmctl status, llmctl audit" if method == "POST" else "llmctl status"
-            raise CtlError(exits.LOST, f"the connection to llmd was lost: {error or type(error).__name__}", hint) from None
+            raise ConnectionLost(exits.LOST, f"the connection to llmd was lost: {error or type(error).__name__}", hint) from None
         finally:
             connection.close()
 

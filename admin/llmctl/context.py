@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sized
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmctl import exits
-from llmctl.client import Client
+from llmctl.client import Client, ConnectionLost
 from llmctl.exits import CtlError
 from llmctl.output import Output, plan_lines
 from llmctl.verb import Verb
@@ -24,6 +25,9 @@ A_DAY = 86400.0
 #: Seconds that a connection outlives the limit that the daemon was given.
 GRACE = 10.0
 POLL = 0.1
+#: Seconds within which a control that has died is replaced, and how often one call may lose it.
+BACK_WITHIN = 20.0
+ASKED_AGAIN = 3
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,34 @@ class Context:
 
     def _post(self, path: str, body: dict[str, Any], patience: float) -> Any:
         try:
-            return self.client.post(path, body, patience)
+            return self._answer(path, body, patience)
         except CtlError as error:
             if error.data and not self.out.is_table:
                 self.out.data(error.data)
             raise
+
+    def _answer(self, path: str, body: dict[str, Any], patience: float) -> Any:
+        """The answer, be it of another control than was asked: one that replaces the first goes on with what it finds begun, and is asked for the same call."""
+        key = None if body.get("dry_run") or path == "/v1/stop" else f"llmctl-{os.urandom(8).hex()}"
+        deadline = time.monotonic() + patience
+        for _ in range(ASKED_AGAIN if key else 0):
+            try:
+                return self.client.post(path, body, max(1.0, deadline - time.monotonic()), key)
+            except ConnectionLost:
+                if not self._answers_again(min(deadline, time.monotonic() + BACK_WITHIN)):
+                    raise
+                self.note("llmd's control process was replaced; asking the new one for the outcome")
+        return self.client.post(path, body, max(1.0, deadline - time.monotonic()), key)
+
+    def _answers_again(self, deadline: float) -> bool:
+        """Whether the daemon that has just been lost answers before `deadline`; one that has ended does not."""
+        while self.client.alive() and time.monotonic() < deadline:
+            try:
+                self.client.get("/v1/status", READ_TIMEOUT)
+                return True
+            except CtlError:
+                time.sleep(POLL)
+        return False
 
     def confirm(self, path: str, body: dict[str, Any]) -> None:
         """On a terminal a risky change shows its plan, and waits for a yes. Without one nobody is there to ask, and nothing is."""

@@ -72,15 +72,20 @@ class Fake:
             "/v1/kv": (200, STATUS["kv"]),
         }
         self.seen: list[tuple[str, str, Any]] = []
-        self.drop = False
-        """Close the connection instead of answering."""
+        self.drop: bool | int = False
+        """Close the connection instead of answering: always, or so many times."""
+        self.keys: list[str | None] = []
+        """The Idempotency-Key of each POST."""
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         length = int(handler.headers.get("Content-Length") or 0)
         body = json.loads(handler.rfile.read(length)) if length else None
         path = handler.path.partition("?")[0]
         self.seen.append((handler.command, path, body))
+        if handler.command == "POST":
+            self.keys.append(handler.headers.get("Idempotency-Key"))
         if self.drop:
+            self.drop = self.drop if self.drop is True else self.drop - 1
             handler.close_connection = True
             handler.connection.shutdown(socket.SHUT_RDWR)
             return

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from llmctl.context import BACK_WITHIN
 from llmctl.main import main
-from tests.integration.llmctl.fake import STATUS, Fake, serving
+from tests.integration.llmctl.fake import STATUS, Fake, process_named_llmd, serving
 
 PLAN = {
     "steps": ["start scheduler-0 anew", "wait until the engine is ready"], "processes_restarted": ["scheduler-0"], "requests_held": 2, "requests_aborted": 0,
@@ -38,6 +39,25 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
 
 def ctl(fake: Fake, *argv: str) -> int:
     return main(["--socket", str(fake.run_dir), *argv])
+
+
+def test_a_control_that_is_replaced_meanwhile_is_asked_for_the_same_call(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    with process_named_llmd() as llmd:
+        (fake.run_dir / "llmd.lock").write_text(json.dumps({"pid": llmd.pid, "start_id": "abc", "version": "0.1.0"}))
+        fake.drop = 2
+        assert ctl(fake, "restart", "--yes") == 0
+    shown = capsys.readouterr()
+    assert "epoch 2" in shown.out and "was replaced" in shown.err
+    assert len(fake.keys) == 2 and fake.keys[0] and len(set(fake.keys)) == 1
+
+
+def test_what_has_ended_is_not_waited_for(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.drop = True
+    began = time.monotonic()
+    assert ctl(fake, "restart", "--yes") == 69
+    assert time.monotonic() - began < BACK_WITHIN
+    assert ctl(fake, "stop", "--yes") == 69
+    assert fake.keys[-1] is None, "a stop ends what it asks"
 
 
 def test_a_dry_run_shows_the_plan_and_changes_nothing(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
