@@ -80,7 +80,8 @@ class Context:
 
     def _answer(self, path: str, body: dict[str, Any], patience: float) -> Any:
         """The answer, be it of another control than was asked: one that replaces the first goes on with what it finds begun, and is asked for the same call."""
-        key = None if body.get("dry_run") or path == "/v1/stop" else f"llmctl-{os.urandom(8).hex()}"
+        ends = path == "/v1/stop" or body.get("target") == "daemon"
+        key = None if body.get("dry_run") or ends else f"llmctl-{os.urandom(8).hex()}"
         deadline = time.monotonic() + patience
         for _ in range(ASKED_AGAIN if key else 0):
             try:

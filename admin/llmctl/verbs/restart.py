@@ -24,7 +24,8 @@ def run(context: Context) -> int:
         return _all(context)
     reply = context.change("/v1/restart", {}, waits=True)
     data = (reply or {}).get("data") or {}
-    return context.report(reply, f"restarted: engine epoch {data.get('epoch')}")
+    died = data.get("died_meanwhile")
+    return context.report(reply, f"restarted: engine epoch {data.get('epoch')}" + (f", after it had died once more: {died}" if died else ""))
 
 
 def _all(context: Context) -> int:
