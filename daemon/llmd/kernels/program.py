@@ -32,7 +32,10 @@ KV_TYPES: Final = {"float32": 0, "bfloat16": 1, "int8": 2}
 MAX_ROWS: Final = 256
 MAX_LOGITS: Final = 64
 #: What time is measured by, in the order of src/program.h.
-KINDS: Final = ("embed", "rms_norm", "linear", "add_bias", "head_norm", "rope_store", "attention", "quantize", "swiglu", "gated", "pool", "select", "sample", "plan")
+KINDS: Final = (
+    *("embed", "rms_norm", "linear", "add_bias", "head_norm", "rope_store", "attention", "quantize", "swiglu", "gated"),
+    *("pool", "select", "sample", "plan"),
+)
 _STATUS: Final = {
     -1: "an operation's buffers or weights do not fit together",
     -2: "the arrays of the step contradict each other",

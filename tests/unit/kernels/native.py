@@ -101,15 +101,16 @@ def read_rounded(memory: Bytes, m: int, k: int) -> tuple[Floats, Floats]:
     return (numbers.astype(np.uint32) << 16).view(np.float32), sums
 
 
-def linear(weights: Bytes, format: str, n: int, x: Floats, handle: int, residual: Floats | None = None) -> Floats:
-    """x W^T, or residual + x W^T."""
+def linear(weights: Bytes, format: str, n: int, x: Floats, handle: int, residual: Floats | None = None, *, spare: int = 3) -> Floats:
+    """x W^T, or residual + x W^T. `spare`: more columns than outputs, in which nothing may be written."""
     m, k = x.shape
-    y = np.full((m, n + 3), np.nan, dtype=np.float32)  # more columns than outputs: nothing may be written there
+    y = aligned(m * (n + spare) * 4).view(np.float32).reshape(m, n + spare)
+    y[:] = np.nan
     if residual is not None:
         y[:, :n] = residual
     rows = quantized_rows(x, handle) if format in QUANTIZED else x
     status = lib().llmd_linear(
-        handle, weights.ctypes.data, FORMATS[format], n, k, rows.ctypes.data, x.strides[0] // 4, m, y.ctypes.data, n + 3, int(residual is not None)
+        handle, weights.ctypes.data, FORMATS[format], n, k, rows.ctypes.data, x.strides[0] // 4, m, y.ctypes.data, n + spare, int(residual is not None)
     )
     assert status == 0
     assert np.isnan(y[:, n:]).all()

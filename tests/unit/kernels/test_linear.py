@@ -67,6 +67,18 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch_on_any_number_of_threads
                 assert native.same_bits(native.linear(memory, format, n, x[start:], handle), alone[start:])
 
 
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("format", ["BF16", "Q4_1"])
+@pytest.mark.parametrize("spare", [0, 16, 5])
+def test_results_larger_than_the_caches_are_all_there(isa: str, format: str, spare: int) -> None:
+    n, k = 4100, 32
+    memory, _ = weights(format, n, k)
+    x = activations(70, k)
+    with native.using(isa), native.pool(2) as handle:
+        apart = np.concatenate([native.linear(memory, format, n, x[i : i + 10], handle) for i in range(0, len(x), 10)])
+        assert native.same_bits(native.linear(memory, format, n, x, handle, spare=spare), apart)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_instruction_set_gives_the_same_bits(format: str) -> None:
     n, k = 70, 288
@@ -111,11 +123,11 @@ def test_quantized_activations_are_near_and_their_sums_right(isa: str) -> None:
 
 
 @pytest.mark.skipif("amx" not in native.isas(), reason="this CPU has no AMX")
-def test_activations_for_amx_are_rounded_to_the_nearest_bf16(isa: str = "amx") -> None:
+def test_activations_for_amx_are_rounded_to_the_nearest_bf16() -> None:
     m, k = 35, 96
     x = activations(m, k) * np.logspace(-20, 20, m, dtype=np.float32)[:, None]
     x[3] = 0.0
-    with native.using(isa), native.pool(2) as handle:
+    with native.using("amx"), native.pool(2) as handle:
         rounded, sums = native.read_rounded(native.quantized_rows(x, handle), m, k)
     bits = x.view(np.uint32)
     assert (rounded.view(np.uint32) == ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)).all()

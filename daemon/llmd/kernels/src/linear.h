@@ -80,6 +80,9 @@ struct Linear {
     int flags;
 };
 
+// Results that the caches do not hold until they are read go past them: a store that has to fetch its line first waits longer than the line took to compute.
+static inline bool past_caches(const Linear& op) { return int64_t(op.m) * op.w.n >= 1 << 18 && !(op.flags & LINEAR_ADD); }
+
 // The kernels of one ISA. All take ranges, so that a caller chooses its own tiles.
 struct LinearKernels {
     // Rows [row0, row1) of x [*, k], rows ldx apart, into out. k is a multiple of GROUP.

@@ -142,9 +142,6 @@ AMX_INLINE void block_sums(const QuantPanel& panel, const QuantRows& x, int row,
     }
 }
 
-// Results that the caches do not hold until they are read go past them: a store that has to fetch its line first waits longer than the line took to compute.
-VEC_INLINE bool past_caches(const Linear& op) { return int64_t(op.m) * op.w.n >= 1 << 18 && !(op.flags & LINEAR_ADD); }
-
 VEC_INLINE void put_row(const Linear& op, float* y, V x, int columns, bool past) {
     if (past && columns == PANEL && reinterpret_cast<uintptr_t>(y) % 64 == 0) return _mm512_stream_ps(y, x.v);
     store(y, op.flags & LINEAR_ADD ? add(load(y, columns), x) : x, columns);

@@ -96,8 +96,12 @@ INLINE void group_sums(const uint8_t* w, const int8_t* a, I* sums) {
 
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 4 : 2;  // rows at a time: what the registers hold
 
-INLINE void put(float* y, F value, int columns, int flags) {
-    if (columns >= LANES) {
+INLINE void put(const Linear& op, int row, int column, F value, bool past) {
+    float* y = op.y + row * op.ldy + column;
+    const int columns = op.w.n - column, flags = op.flags;
+    if (columns >= LANES && past && reinterpret_cast<uintptr_t>(y) % (4 * LANES) == 0) {
+        store_past_caches(y, value);
+    } else if (columns >= LANES) {
         store(y, flags & LINEAR_ADD ? add(value, load(y)) : value);
     } else {
         store_first(y, flags & LINEAR_ADD ? add(value, load_first(y, columns)) : value, columns);
@@ -134,7 +138,8 @@ void quant_tile(const Linear& op, int panel, int lane, int row) {
         }
     }
     const int column = panel * PANEL + lane;
-    for (int r = 0; r < R; ++r) put(op.y + (row + r) * op.ldy + column, f[r], op.w.n - column, op.flags);
+    const bool past = past_caches(op);
+    for (int r = 0; r < R; ++r) put(op, row + r, column, f[r], past);
 }
 
 template <int FORMAT, int R>
@@ -196,10 +201,12 @@ void fp_tile(const Linear& op, int panel, int lane, int row) {
             for (int v = 0; v < V; ++v) f[r][v] = fma(weights[v], value, f[r][v]);
         }
     }
-    for (int v = 0; v < V; ++v) {
-        const int column = panel * PANEL_FP + lane + v * LANES;
-        if (column >= op.w.n) break;
-        for (int r = 0; r < R; ++r) put(op.y + (row + r) * op.ldy + column, f[r][v], op.w.n - column, op.flags);
+    const bool past = past_caches(op);
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) {
+            const int column = panel * PANEL_FP + lane + v * LANES;
+            if (column < op.w.n) put(op, row + r, column, f[r][v], past);
+        }
     }
 }
 
@@ -227,13 +234,16 @@ void fp_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
 
 void block(const Linear& op, int panel0, int panel1, int row0, int row1) {
     switch (op.w.format) {
-        case FORMAT_F32: return fp_block<FORMAT_F32>(op, panel0, panel1, row0, row1);
-        case FORMAT_F16: return fp_block<FORMAT_F16>(op, panel0, panel1, row0, row1);
-        case FORMAT_BF16: return fp_block<FORMAT_BF16>(op, panel0, panel1, row0, row1);
-        case FORMAT_Q4_0: return quant_block<FORMAT_Q4_0>(op, panel0, panel1, row0, row1);
-        case FORMAT_Q4_1: return quant_block<FORMAT_Q4_1>(op, panel0, panel1, row0, row1);
-        case FORMAT_Q8_0: return quant_block<FORMAT_Q8_0>(op, panel0, panel1, row0, row1);
+        case FORMAT_F32: fp_block<FORMAT_F32>(op, panel0, panel1, row0, row1); break;
+        case FORMAT_F16: fp_block<FORMAT_F16>(op, panel0, panel1, row0, row1); break;
+        case FORMAT_BF16: fp_block<FORMAT_BF16>(op, panel0, panel1, row0, row1); break;
+        case FORMAT_Q4_0: quant_block<FORMAT_Q4_0>(op, panel0, panel1, row0, row1); break;
+        case FORMAT_Q4_1: quant_block<FORMAT_Q4_1>(op, panel0, panel1, row0, row1); break;
+        case FORMAT_Q8_0: quant_block<FORMAT_Q8_0>(op, panel0, panel1, row0, row1); break;
     }
+#if defined(__AVX2__)
+    _mm_sfence();  // other threads read what went past the caches
+#endif
 }
 
 void quantize(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1) {

@@ -30,6 +30,7 @@ INLINE F zero() { return _mm512_setzero_ps(); }
 INLINE F set1(float x) { return _mm512_set1_ps(x); }
 INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
 INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+INLINE void store_past_caches(float* p, F x) { _mm512_stream_ps(p, x); }  // aligned
 INLINE F load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p); }  // 0 <= n <= LANES; the rest is 0
 INLINE void store_first(float* p, F x, int n) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), x); }
 INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
@@ -59,6 +60,7 @@ INLINE F zero() { return _mm256_setzero_ps(); }
 INLINE F set1(float x) { return _mm256_set1_ps(x); }
 INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
 INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+INLINE void store_past_caches(float* p, F x) { _mm256_stream_ps(p, x); }
 INLINE F load_first(const float* p, int n) { return _mm256_maskload_ps(p, mask_of_first(n)); }
 INLINE void store_first(float* p, F x, int n) { _mm256_maskstore_ps(p, mask_of_first(n), x); }
 INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
@@ -94,6 +96,7 @@ INLINE F zero() { return 0.0f; }
 INLINE F set1(float x) { return x; }
 INLINE F load(const float* p) { return *p; }
 INLINE void store(float* p, F x) { *p = x; }
+INLINE void store_past_caches(float* p, F x) { *p = x; }
 INLINE F load_first(const float* p, int n) { return n > 0 ? *p : 0.0f; }
 INLINE void store_first(float* p, F x, int n) {
     if (n > 0) *p = x;
