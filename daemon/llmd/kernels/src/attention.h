@@ -39,10 +39,13 @@ struct AttentionKernels {
     // and then V's. `slots`: where each row of the step goes.
     void (*store)(const Attention& op, const Span& span, int position_tile, const float* kv, int64_t ld, const int64_t* slots);
     // All of attention for tokens [first, first + count) of the span and one KV head.
-    void (*tile)(const Attention& op, const Span& span, int kv_head, int first, int count, void* scratch);
-    // The same for one token, block by block: a block's partial results [group, partial_size], and their merging, from first_block on.
-    void (*block)(const Attention& op, const Span& span, int kv_head, int token, int block, float* partial, void* scratch);
-    void (*merge)(const Attention& op, const Span& span, int kv_head, int token, const float* partials, int blocks, void* scratch);
+    void (*tile)(const Attention& op, const Span& span, int head, int first, int count, void* scratch);
+    // The same for KV heads [head, head + heads) of `n` spans of one token each.
+    void (*decode)(const Attention& op, const Span* spans, int n, int head, int heads, void* scratch);
+    // The same for one span of one token, in pieces: the partial results [n, heads * group, partial_size] of blocks [block, block + n), and the merging of
+    // all of them from first_block on.
+    void (*blocks)(const Attention& op, const Span& span, int head, int heads, int block, int n, float* partials, void* scratch);
+    void (*merge)(const Attention& op, const Span& span, int head, int heads, const float* partials, int n, void* scratch);
 };
 
 namespace scalar { extern const AttentionKernels attention_kernels; }

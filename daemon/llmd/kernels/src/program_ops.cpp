@@ -123,12 +123,15 @@ void Program::attention(const Op& op) {
 
 void Program::attention_item(const Attention& op, const AttentionItem& item, void* scratch) {
     const Span& span = plan_.spans()[size_t(item.span)];
-    if (item.count) return attention_kernels().tile(op, span, item.kv_head, item.first, item.count, scratch);
+    const AttentionKernels& kernels = attention_kernels();
+    if (item.count) return kernels.tile(op, span, item.head, item.first, item.count, scratch);
+    if (item.pieces == 1) return kernels.decode(op, &span, item.spans, item.head, item.heads, scratch);
     float* partials = partials_.data() + item.partials;
-    const int first = op.first_block(span.position + item.first);
-    attention_kernels().block(op, span, item.kv_head, item.first, first + item.block, partials + int64_t(item.block) * op.group() * partial_size(kv_), scratch);
-    if (counters_[size_t(item.counter)].fetch_add(1, std::memory_order_acq_rel) + 1 < item.blocks) return;
-    attention_kernels().merge(op, span, item.kv_head, item.first, partials, item.blocks, scratch);
+    const int first = op.first_block(span.position);
+    const int64_t before = int64_t(item.block) * item.heads * op.group() * partial_size(kv_);
+    kernels.blocks(op, span, item.head, item.heads, first + item.block, item.blocks, partials + before, scratch);
+    if (counters_[size_t(item.counter)].fetch_add(1, std::memory_order_acq_rel) + 1 < item.pieces) return;
+    kernels.merge(op, span, item.head, item.heads, partials, item.all_blocks, scratch);
 }
 
 void Program::swiglu(const Op& op, int rows) {

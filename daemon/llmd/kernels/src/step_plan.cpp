@@ -8,7 +8,6 @@ namespace llmd {
 namespace {
 
 constexpr int ROWS_PER_TILE = 16;    // whose rotations a thread works out at once
-constexpr int ITEMS_PER_THREAD = 4;  // a decode whose keys are more than its share of so many pieces is cut up
 
 bool check_requests(const Step& step) {
     int64_t row = 0;
@@ -106,7 +105,7 @@ void StepPlan::slice(const Step& step, int64_t row0, int rows, Pool& pool) {
         spans_.push_back({int(from - row0), count, position, slots, tiles_[size_t(r)].data()});
     }
     plan_rotations(step, row0, rows, pool);
-    for (AttentionPlan& plan : plans_) plan_attention(plan, pool.threads());
+    for (AttentionPlan& plan : plans_) plan_attention(plan, kv_, shape_.heads, spans_, pool.threads());
 }
 
 void StepPlan::plan_rotations(const Step& step, int64_t row0, int rows, Pool& pool) {
@@ -126,42 +125,6 @@ void StepPlan::plan_rotations(const Step& step, int64_t row0, int rows, Pool& po
     pool.run((rows + ROWS_PER_TILE - 1) / ROWS_PER_TILE, [&](int tile, int) {
         for (int row = tile * ROWS_PER_TILE; row < std::min(rows, (tile + 1) * ROWS_PER_TILE); row++) work(row);
     });
-}
-
-void StepPlan::plan_attention(AttentionPlan& plan, int threads) const {
-    Attention op{};
-    op.kv = kv_;
-    op.heads = shape_.heads;
-    op.window = plan.window;
-    const int step_tokens = tile_tokens(op);
-    int64_t total = 0;
-    plan.items.clear();
-    for (size_t s = 0; s < spans_.size(); s++) {
-        const Span& span = spans_[s];
-        for (int first = 0; first < span.rows; first += step_tokens) {
-            const int count = std::min(step_tokens, span.rows - first), last = span.position + first + count - 1;
-            const int blocks = last / BLOCK + 1 - op.first_block(span.position + first);
-            for (int head = 0; head < kv_.kv_heads; head++) plan.items.push_back({int(s), head, first, count, 0, blocks, 0, 0, blocks * (count + 2)});
-            total += int64_t(blocks) * (count + 2) * kv_.kv_heads;
-        }
-    }
-    plan.partials = 0;
-    plan.counters = 0;
-    const size_t whole = plan.items.size();
-    for (size_t i = 0; i < whole && threads > 1; i++) {
-        AttentionItem item = plan.items[i];
-        if (item.count > 1 || item.blocks == 1 || int64_t(item.cost) * ITEMS_PER_THREAD * threads <= total) continue;
-        item.count = 0;
-        item.counter = plan.counters++;
-        item.partials = plan.partials;
-        item.cost /= item.blocks;
-        plan.partials += int64_t(item.blocks) * op.group() * partial_size(kv_);
-        for (item.block = 1; item.block < item.blocks; item.block++) plan.items.push_back(item);
-        item.block = 0;
-        plan.items[i] = item;
-    }
-    // The longest first, so that the threads end together.
-    std::stable_sort(plan.items.begin(), plan.items.end(), [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
 }
 
 }  // namespace llmd

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention.h"
+#include "attention_plan.h"
 #include "pool.h"
 #include "sampling.h"
 
@@ -67,26 +67,6 @@ struct Step {
 // Returns OK or what is wrong with the step. `embeddings`: ids that have one; `slots`: token slots of the cache.
 int check_step(const Step& step, const ProgramShape& shape, int64_t embeddings, int64_t slots);
 
-// A piece of a layer's attention: queries of one span and KV head.
-struct AttentionItem {
-    int span;
-    int kv_head;
-    int first;         // token of the span
-    int count;         // tokens; 0: one token and one block of its keys
-    int block;         // of `blocks`, counted from the first that the window shows
-    int blocks;
-    int counter;       // of the token's blocks that are done: who does the last one merges them
-    int64_t partials;  // floats before the token's partial results
-    int cost;
-};
-
-struct AttentionPlan {
-    int window;
-    std::vector<AttentionItem> items;
-    int64_t partials;
-    int counters;
-};
-
 struct StoreItem {
     int span;
     int position_tile;
@@ -119,7 +99,6 @@ class StepPlan {
     std::vector<AttentionPlan> plans_;
 
     void plan_rotations(const Step& step, int64_t row0, int rows, Pool& pool);
-    void plan_attention(AttentionPlan& plan, int threads) const;
 };
 
 }  // namespace llmd

@@ -38,66 +38,112 @@ AMX VEC_INLINE void zero_sums() {
     _tile_zero(3);
 }
 
-// Sums 0..3 beside each other: rows `stride` bytes apart; `count` of them are wanted.
-AMX VEC_INLINE void store_sums(float* out, int stride, int count) {
+// Sums 0..N-1 beside each other: rows `stride` bytes apart.
+template <int N>
+AMX VEC_INLINE void store_sums(float* out, int stride) {
     _tile_stored(0, out, stride);
-    if (count > 1) _tile_stored(1, out + TILE, stride);
-    if (count > 2) _tile_stored(2, out + 2 * TILE, stride);
-    if (count > 3) _tile_stored(3, out + 3 * TILE, stride);
+    if (N > 1) _tile_stored(1, out + TILE, stride);
+    if (N > 2) _tile_stored(2, out + 2 * TILE, stride);
+    if (N > 3) _tile_stored(3, out + 3 * TILE, stride);
 }
 
-// Scores of a tile of rows. q: bf16 rows in place of w.q's floats, so `dim` floats apart.
-AMX void tile_scores(const float* q, const char* const* keys, int count, int dim, float* out) {
+// Scores of a tile of rows and N tiles of keys. q: bf16 rows in place of w.q's floats, so `dim` floats apart.
+template <int N>
+AMX void tile_scores(const float* q, const char* const* keys, int dim, float* out, Ahead& ahead) {
     const int stride = dim * 4;
-    for (int t = 0; t < count; t += 4) {
-        zero_sums();
-        int d = 0;
-        for (; d + 32 <= dim; d += 32) {
-            _tile_loadd(4, reinterpret_cast<const char*>(q) + d * 2, stride);
-            _tile_loadd(5, keys[t] + d * 32, 64);
-            _tile_dpbf16ps(0, 4, 5);
-            _tile_loadd(5, keys[t + 1] + d * 32, 64);
+    zero_sums();
+    int d = 0;
+    for (; d + 32 <= dim; d += 32) {
+        _tile_loadd(4, reinterpret_cast<const char*>(q) + d * 2, stride);
+        _tile_loadd(5, keys[0] + d * 32, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        ahead.lines(16);
+        if (N > 1) {
+            _tile_loadd(5, keys[1] + d * 32, 64);
             _tile_dpbf16ps(1, 4, 5);
-            _tile_loadd(5, keys[t + 2] + d * 32, 64);
-            _tile_dpbf16ps(2, 4, 5);
-            _tile_loadd(5, keys[t + 3] + d * 32, 64);
-            _tile_dpbf16ps(3, 4, 5);
+            ahead.lines(16);
         }
-        if (d < dim) {
-            _tile_loadd(6, reinterpret_cast<const char*>(q) + d * 2, stride);
-            _tile_loadd(7, keys[t] + d * 32, 64);
-            _tile_dpbf16ps(0, 6, 7);
-            _tile_loadd(7, keys[t + 1] + d * 32, 64);
+        if (N > 2) {
+            _tile_loadd(5, keys[2] + d * 32, 64);
+            _tile_dpbf16ps(2, 4, 5);
+            ahead.lines(16);
+        }
+        if (N > 3) {
+            _tile_loadd(5, keys[3] + d * 32, 64);
+            _tile_dpbf16ps(3, 4, 5);
+            ahead.lines(16);
+        }
+    }
+    if (d < dim) {
+        _tile_loadd(6, reinterpret_cast<const char*>(q) + d * 2, stride);
+        _tile_loadd(7, keys[0] + d * 32, 64);
+        _tile_dpbf16ps(0, 6, 7);
+        if (N > 1) {
+            _tile_loadd(7, keys[1] + d * 32, 64);
             _tile_dpbf16ps(1, 6, 7);
-            _tile_loadd(7, keys[t + 2] + d * 32, 64);
+        }
+        if (N > 2) {
+            _tile_loadd(7, keys[2] + d * 32, 64);
             _tile_dpbf16ps(2, 6, 7);
-            _tile_loadd(7, keys[t + 3] + d * 32, 64);
+        }
+        if (N > 3) {
+            _tile_loadd(7, keys[3] + d * 32, 64);
             _tile_dpbf16ps(3, 6, 7);
         }
-        store_sums(out + t * TILE, BLOCK * 4, count - t);
+        ahead.lines(8 * N);
+    }
+    store_sums<N>(out, BLOCK * 4);
+}
+
+AMX void all_scores(const float* q, const char* const* keys, int count, int dim, float* out, Ahead& ahead) {
+    int t = 0;
+    for (; t + 4 <= count; t += 4) tile_scores<4>(q, keys + t, dim, out + t * TILE, ahead);
+    switch (count - t) {
+        case 3: return tile_scores<3>(q, keys + t, dim, out + t * TILE, ahead);
+        case 2: return tile_scores<2>(q, keys + t, dim, out + t * TILE, ahead);
+        case 1: return tile_scores<1>(q, keys + t, dim, out + t * TILE, ahead);
+        default: return;
     }
 }
 
-// Weighted values of a tile of rows. weights: bf16 rows in place of w.scores' floats, so BLOCK floats apart.
-AMX void tile_values(const float* weights, const char* const* values, int count, int dim, float* out) {
+// Weighted values of a tile of rows, N times 16 dimensions of them. weights: bf16 rows in place of w.scores' floats, so BLOCK floats apart.
+template <int N>
+AMX void tile_values(const float* weights, const char* const* values, int d, int count, int dim, float* out, Ahead& ahead) {
     const int stride = dim * 4;
-    for (int d = 0; d < dim; d += 4 * TILE) {
-        const int wide = (dim - d) / TILE;  // sums that exist: the others repeat the first
-        const int second = wide > 1 ? 64 : 0, third = wide > 2 ? 128 : 0, fourth = wide > 3 ? 192 : 0;
-        zero_sums();
-        for (int t = 0; t < count; t++) {
-            const char* v = values[t] + d * 4;
-            _tile_loadd(6, reinterpret_cast<const char*>(weights) + t * 32, BLOCK * 4);
-            _tile_loadd(7, v, stride);
-            _tile_dpbf16ps(0, 6, 7);
-            _tile_loadd(7, v + second, stride);
+    zero_sums();
+    for (int t = 0; t < count; t++) {
+        const char* v = values[t] + d * 4;
+        _tile_loadd(6, reinterpret_cast<const char*>(weights) + t * 32, BLOCK * 4);
+        _tile_loadd(7, v, stride);
+        _tile_dpbf16ps(0, 6, 7);
+        ahead.lines(8);
+        if (N > 1) {
+            _tile_loadd(7, v + 64, stride);
             _tile_dpbf16ps(1, 6, 7);
-            _tile_loadd(7, v + third, stride);
-            _tile_dpbf16ps(2, 6, 7);
-            _tile_loadd(7, v + fourth, stride);
-            _tile_dpbf16ps(3, 6, 7);
+            ahead.lines(8);
         }
-        store_sums(out + d, stride, wide);
+        if (N > 2) {
+            _tile_loadd(7, v + 128, stride);
+            _tile_dpbf16ps(2, 6, 7);
+            ahead.lines(8);
+        }
+        if (N > 3) {
+            _tile_loadd(7, v + 192, stride);
+            _tile_dpbf16ps(3, 6, 7);
+            ahead.lines(8);
+        }
+    }
+    store_sums<N>(out + d, stride);
+}
+
+AMX void all_values(const float* weights, const char* const* values, int count, int dim, float* out, Ahead& ahead) {
+    int d = 0;
+    for (; d + 4 * TILE <= dim; d += 4 * TILE) tile_values<4>(weights, values, d, count, dim, out, ahead);
+    switch ((dim - d) / TILE) {
+        case 3: return tile_values<3>(weights, values, d, count, dim, out, ahead);
+        case 2: return tile_values<2>(weights, values, d, count, dim, out, ahead);
+        case 1: return tile_values<1>(weights, values, d, count, dim, out, ahead);
+        default: return;
     }
 }
 
@@ -115,7 +161,7 @@ AMX VEC_INLINE void round_bf16(uint16_t* p, V a) {
 }
 
 // As softmax in attention_vectors.h; the weights become bf16 in place.
-AMX void bf16_softmax(float* row, int tiles, int lo, int hi, float& max, float& sum_) {
+AMX void bf16_softmax(float* row, int tiles, int lo, int hi, float& max, float& sum_, int lines, Ahead& ahead) {
     uint16_t* weights = reinterpret_cast<uint16_t*>(row);
     if (lo >= hi) {
         memset(weights, 0, size_t(tiles) * TILE * 2);
@@ -139,29 +185,51 @@ AMX void bf16_softmax(float* row, int tiles, int lo, int hi, float& max, float& 
         const V p = quick_exp2(fma(score[t], log2e, reference));
         total = add(total, p);
         round_bf16(weights + t * TILE, p);
+        ahead.lines(lines);
     }
     sum_ = sum(total);
 }
 
-AMX void amx_block(const Where& at, int block, const Work& w) {
+// Sixteen rows at a time, so that their scores stay near. Scores of the next sixteen are asked of the matrix unit before the softmax of these.
+AMX void bf16_block(const Where& at, int block, const Work& w, Ahead& ahead) {
     const BlockTiles b = block_tiles<Bf16>(at, block, w);
     const int dim = at.op.kv.dim(), group = at.op.group(), rows = at.tokens * group;
-    configure(least(rows, TILE));
+    float *now = w.scores, *next = w.scores + TILE * BLOCK;
+    int lo, hi;
+    const int lines = most(24 / group, 1);  // a head's softmax goes on asking: about as many, whatever the group
+    ahead.begin(b.count);
+    // Tiles of keys that rows up to `row` see.
+    const auto tiles_of = [&](int row) {
+        visible(at, block, (least(row + TILE, rows) - 1) / group, b.keys, lo, hi);
+        return (hi + TILE - 1) / TILE;
+    };
     touched(&b);
-    for (int row = 0; row < rows; row += TILE) tile_scores(w.q + row * dim, b.k, b.count, dim, w.scores + row * BLOCK);
-    touched(w.scores);
-    for (int token = 0, row = 0; token < at.tokens; token++) {
-        int lo, hi;
-        visible(at, block, token, b.keys, lo, hi);
-        for (int g = 0; g < group; g++, row++) bf16_softmax(w.scores + row * BLOCK, b.count, lo, hi, w.max[row], w.sum[row]);
+    int count = tiles_of(0);
+    all_scores(w.q, b.k, count, dim, now, ahead);
+    for (int row = 0; row < rows; row += TILE) {
+        const int n = least(TILE, rows - row), here = count;
+        if (row + TILE < rows) all_scores(w.q + (row + TILE) * dim, b.k, count = tiles_of(row + TILE), dim, next, ahead);
+        touched(now);
+        for (int i = 0; i < n; i++) {
+            visible(at, block, (row + i) / group, b.keys, lo, hi);
+            bf16_softmax(now + i * BLOCK, here, lo, hi, w.max[row + i], w.sum[row + i], lines, ahead);
+        }
+        touched(now);
+        all_values(now, b.v, here, dim, w.values + row * dim, ahead);
+        float* const done = now;
+        now = next;
+        next = done;
     }
-    touched(w.scores);
-    for (int row = 0; row < rows; row += TILE) tile_values(w.scores + row * BLOCK, b.v, b.count, dim, w.values + row * dim);
     touched(w.values);
-    _tile_release();
 }
 
 struct Tiles {
+    static AMX void begin(const Attention& op, int rows) {
+        if (op.kv.type == KV_BF16) configure(least(rows, TILE));
+    }
+    static AMX void end(const Attention& op) {
+        if (op.kv.type == KV_BF16) _tile_release();
+    }
     static void load(const Where& at, const Work& w) {
         load_queries(at, w);
         if (at.op.kv.type != KV_BF16) return;
@@ -171,8 +239,11 @@ struct Tiles {
             float* q = w.q + row * dim;
             for (int d = 0; d < dim; d += W) store_bf16(reinterpret_cast<uint16_t*>(q) + d, llmd::LLMD_ISA_NS::load(q + d));
         }
+        touched(w.q);
     }
-    static void block(const Where& at, int index, const Work& w) { at.op.kv.type == KV_BF16 ? amx_block(at, index, w) : Vectors::block(at, index, w); }
+    static void block(const Where& at, int index, const Work& w, Ahead& ahead) {
+        at.op.kv.type == KV_BF16 ? bf16_block(at, index, w, ahead) : Vectors::block(at, index, w, ahead);
+    }
 };
 
 #else
@@ -181,6 +252,6 @@ using Tiles = Vectors;
 
 }  // namespace
 
-extern const AttentionKernels attention_kernels = {store_tile, tile<Tiles>, block<Tiles>, merge};
+extern const AttentionKernels attention_kernels = {store_tile, tile<Tiles>, decode<Tiles>, blocks<Tiles>, merge};
 
 }  // namespace llmd::LLMD_ISA_NS

@@ -3,6 +3,6 @@
 
 namespace llmd::LLMD_ISA_NS {
 
-extern const AttentionKernels attention_kernels = {store_tile, tile<Vectors>, block<Vectors>, merge};
+extern const AttentionKernels attention_kernels = {store_tile, tile<Vectors>, decode<Vectors>, blocks<Vectors>, merge};
 
 }  // namespace llmd::LLMD_ISA_NS

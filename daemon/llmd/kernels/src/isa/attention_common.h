@@ -34,7 +34,7 @@ struct I8 {
 // What a tile works in, carved out of its scratch memory. R rows.
 struct Work {
     float* q;        // [R, dim], scaled
-    float* scores;   // [R, BLOCK], then weights
+    float* scores;   // [R, BLOCK] of one head, then weights
     float* values;   // [R, dim] of one block
     float* total;    // [R, dim] merged
     float* max;      // [R] of one block
@@ -42,6 +42,11 @@ struct Work {
     float* old_max;  // [R] merged
     float* old_sum;  // [R] merged
     char* gathered;  // [TILES] tiles of one head
+
+    // The same from row r on, for a head that is not the first.
+    Work from(int r, int dim) const {
+        return {q + r * dim, scores, values + r * dim, total + r * dim, max + r, sum + r, old_max + r, old_sum + r, gathered};
+    }
 };
 
 size_t padded(int rows) { return size_t(rows + TILE - 1) / TILE * TILE; }  // kernels may take more rows than there are, but no more than that
@@ -70,6 +75,79 @@ struct Where {
     int head;
     int first;  // token of the span
     int tokens;
+};
+
+// Asks for cache memory some way ahead of who computes, in the order in which decodes read it: a decode waits for memory, its tiles lie apart, and each
+// is too short for the CPU to foresee where it will read. A CPU drops what is asked for too fast, so whoever computes asks for a few lines every few
+// instructions; and it reads from several places at once better than from one, so a block's tiles take turns.
+class Ahead {
+  public:
+    // Of `spans`, or of blocks [block, block + blocks) of one.
+    Ahead(const Attention& op, int head, int heads, const Span* spans, int n) : Ahead(op, head, heads, spans, n, op.first_block(spans->position), 1 << 30) {}
+    Ahead(const Attention& op, int head, int heads, const Span* spans, int n, int block, int blocks)
+        : op_(op), first_(head), heads_(heads), span_(spans), end_(spans + n), block_(block), blocks_(blocks), bytes_(int(op.kv.head_bytes())) {
+        begin_block();
+        allow(LEAD);
+        while (at_ && left_ > 0) lines(8);
+    }
+    explicit Ahead(const Attention& op) : op_(op), first_(0), heads_(0), span_(nullptr), end_(nullptr), block_(0), blocks_(0), bytes_(0) {}  // asks for nothing
+
+    // Called once for each head and block with the number of its tiles: so much more may be asked for.
+    void begin(int tiles) { allow(tiles * bytes_ / 64); }
+
+    // The next n lines of 64 bytes, if they may be asked for.
+    LLMD_INLINE void lines(int n) {
+        if (left_ <= 0) return;
+        for (int i = 0; i < n; i++) __builtin_prefetch(at_ + i * 64, 0, 2);
+        left_ -= n;
+        if ((at_ += n * 64) >= stop_) next_piece();
+    }
+
+  private:
+    static constexpr int LEAD = 256;    // lines: more come too early, fewer do not fill the time of a softmax
+    static constexpr int PIECE = 1024;  // bytes of a tile, before the next one's turn
+
+    const Attention& op_;
+    const int first_, heads_;
+    const Span* span_;
+    const Span* const end_;
+    int block_, blocks_;  // the present one, and how many of this span come with it
+    const int bytes_;     // of a tile and head
+    int tile_ = 0, tiles_ = 0, head_ = 0, offset_ = 0, left_ = 0;
+    const char *at_ = nullptr, *stop_ = nullptr;
+
+    void allow(int n) {
+        if (at_) left_ += n;
+    }
+
+    void begin_block() {
+        tiles_ = least(TILES, span_->position / TILE + 1 - block_ * TILES);
+        tile_ = head_ = offset_ = 0;
+        begin_piece();
+    }
+
+    void begin_piece() {
+        const int tile = span_->tiles[block_ * TILES + tile_];
+        at_ = op_.cache + op_.kv.offset(most(tile, 0), op_.layer, first_ + head_) + offset_;
+        stop_ = at_ + least(PIECE, bytes_ - offset_);
+    }
+
+    void next_piece() {
+        if (++tile_ == tiles_) tile_ = 0, offset_ += PIECE;
+        if (offset_ >= bytes_) offset_ = 0, head_++;
+        if (head_ < heads_) return begin_piece();
+        if (--blocks_ > 0 && span_->position >= (block_ + 1) * BLOCK) {
+            block_++;
+        } else if (++span_ == end_) {
+            at_ = nullptr;
+            left_ = 0;
+            return;
+        } else {
+            block_ = op_.first_block(span_->position);
+            blocks_ = 1 << 30;
+        }
+        begin_block();
+    }
 };
 
 // Scattered slots brought together into one tile of the cache's own form.
@@ -124,10 +202,6 @@ BlockTiles block_tiles(const Where& at, int block, const Work& w) {
         b.v[t] = b.k[t] + kv.plane_bytes();
         b.scales[t] = reinterpret_cast<const float*>(b.v[t] + kv.plane_bytes());
     }
-    // A decode waits for memory, and its tiles are too short for the CPU to foresee where it will read.
-    for (int t = 0; t < b.count && at.tokens == 1; t++) {
-        for (size_t i = 0; i < kv.head_bytes(); i += 64) __builtin_prefetch(b.k[t] + i, 0, 2);
-    }
     // Kernels that take several tiles at once may read one of them again.
     for (int t = b.count; t < 2 * TILES; t++) b.k[t] = b.k[b.count - 1];
     return b;
@@ -177,10 +251,11 @@ void merge_rows(const Work& w, int rows, int dim, const float* max, const float*
     }
 }
 
-void finish(const Where& at, const Work& w) {
-    const int dim = at.op.kv.dim(), real = at.op.kv.head_dim, group = at.op.group();
+// heads: more than one only of one token.
+void finish(const Where& at, const Work& w, int heads = 1) {
+    const int dim = at.op.kv.dim(), real = at.op.kv.head_dim, group = heads * at.op.group();
     for (int row = 0; row < at.tokens * group; row++) {
-        float* out = at.op.out + (at.span.row + at.first + row / group) * at.op.ldo + (at.head * group + row % group) * real;
+        float* out = at.op.out + (at.span.row + at.first + row / group) * at.op.ldo + (at.head * at.op.group() + row % group) * real;
         const V sum = splat(w.old_sum[row]);
         for (int d = 0; d < real; d += W) {
             const V value = div(load(w.total + row * dim + d), sum);
@@ -190,51 +265,91 @@ void finish(const Where& at, const Work& w) {
     }
 }
 
-// `Engine::load(at, w)` prepares the queries; `Engine::block(at, index, w)` fills w's values, max and sum.
+// `Engine::begin(op, rows)` and `end` are around all work of a call (rows: of one head); `load(at, w)` prepares the queries; `block(at, index, w, ahead)`
+// fills w's values, max and sum.
 template <class Engine>
 void tile(const Attention& op, const Span& span, int head, int first, int tokens, void* scratch) {
     const Where at{op, span, head, first, tokens};
     const int dim = op.kv.dim(), rows = tokens * op.group();
     const Work w = carve(scratch, op.kv, rows);
+    Ahead none(op);
+    Engine::begin(op, rows);
     Engine::load(at, w);
     clear(w, rows, dim);
     const int last = (span.position + first + tokens - 1) / BLOCK;
     for (int block = op.first_block(span.position + first); block <= last; block++) {
-        Engine::block(at, block, w);
+        Engine::block(at, block, w, none);
         merge_rows(w, rows, dim, w.max, w.sum, w.values, dim);
     }
     finish(at, w);
+    Engine::end(op);
+}
+
+// One token's heads, and one block of them. Rows are heads' groups, one after the other. A kernel that writes more rows than a head has writes those of
+// the next head, before that one's turn.
+template <class Engine>
+void load_heads(const Where& at, int heads, const Work& w) {
+    Where here = at;
+    for (int h = 0; h < heads; h++, here.head++) Engine::load(here, w.from(h * at.op.group(), at.op.kv.dim()));
 }
 
 template <class Engine>
-void block(const Attention& op, const Span& span, int head, int token, int index, float* partial, void* scratch) {
-    const Where at{op, span, head, token, 1};
-    const int dim = op.kv.dim();
-    const Work w = carve(scratch, op.kv, op.group());
-    Engine::load(at, w);
-    Engine::block(at, index, w);
-    for (int g = 0; g < op.group(); g++) {
-        float* row = partial + g * partial_size(op.kv);
-        memcpy(row, w.values + g * dim, size_t(dim) * 4);
-        row[dim] = w.max[g];
-        row[dim + 1] = w.sum[g];
-    }
+void block_heads(const Where& at, int heads, int block, const Work& w, Ahead& ahead) {
+    Where here = at;
+    for (int h = 0; h < heads; h++, here.head++) Engine::block(here, block, w.from(h * at.op.group(), at.op.kv.dim()), ahead);
 }
 
-void merge(const Attention& op, const Span& span, int head, int token, const float* partials, int blocks, void* scratch) {
-    const Where at{op, span, head, token, 1};
-    const int dim = op.kv.dim(), group = op.group(), ld = partial_size(op.kv);
-    const Work w = carve(scratch, op.kv, group);
-    clear(w, group, dim);
-    for (int i = 0; i < blocks; i++) {
-        const float* values = partials + int64_t(i) * group * ld;
-        for (int g = 0; g < group; g++) {
-            w.max[g] = values[g * ld + dim];
-            w.sum[g] = values[g * ld + dim + 1];
+template <class Engine>
+void decode(const Attention& op, const Span* spans, int n, int head, int heads, void* scratch) {
+    const int dim = op.kv.dim(), rows = heads * op.group();
+    const Work w = carve(scratch, op.kv, rows);
+    Ahead ahead(op, head, heads, spans, n);
+    Engine::begin(op, op.group());
+    for (int i = 0; i < n; i++) {
+        const Where at{op, spans[i], head, 0, 1};
+        load_heads<Engine>(at, heads, w);
+        clear(w, rows, dim);
+        for (int block = op.first_block(spans[i].position); block <= spans[i].position / BLOCK; block++) {
+            block_heads<Engine>(at, heads, block, w, ahead);
+            merge_rows(w, rows, dim, w.max, w.sum, w.values, dim);
         }
-        merge_rows(w, group, dim, w.max, w.sum, values, ld);
+        finish(at, w, heads);
     }
-    finish(at, w);
+    Engine::end(op);
+}
+
+template <class Engine>
+void blocks(const Attention& op, const Span& span, int head, int heads, int block, int n, float* partials, void* scratch) {
+    const Where at{op, span, head, 0, 1};
+    const int dim = op.kv.dim(), rows = heads * op.group(), ld = partial_size(op.kv);
+    const Work w = carve(scratch, op.kv, rows);
+    Ahead ahead(op, head, heads, &span, 1, block, n);
+    Engine::begin(op, op.group());
+    load_heads<Engine>(at, heads, w);
+    for (int i = 0; i < n; i++) {
+        block_heads<Engine>(at, heads, block + i, w, ahead);
+        for (int row = 0; row < rows; row++, partials += ld) {
+            memcpy(partials, w.values + row * dim, size_t(dim) * 4);
+            partials[dim] = w.max[row];
+            partials[dim + 1] = w.sum[row];
+        }
+    }
+    Engine::end(op);
+}
+
+void merge(const Attention& op, const Span& span, int head, int heads, const float* partials, int n, void* scratch) {
+    const Where at{op, span, head, 0, 1};
+    const int dim = op.kv.dim(), rows = heads * op.group(), ld = partial_size(op.kv);
+    const Work w = carve(scratch, op.kv, rows);
+    clear(w, rows, dim);
+    for (int i = 0; i < n; i++, partials += int64_t(rows) * ld) {
+        for (int row = 0; row < rows; row++) {
+            w.max[row] = partials[row * ld + dim];
+            w.sum[row] = partials[row * ld + dim + 1];
+        }
+        merge_rows(w, rows, dim, w.max, w.sum, partials, ld);
+    }
+    finish(at, w, heads);
 }
 
 // ---- storing ----

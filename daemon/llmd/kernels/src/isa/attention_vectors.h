@@ -17,7 +17,7 @@ constexpr int QR = 2, KT = 1, VT = 1;
 
 
 template <class T, int R>
-void scores_of(const float* q, const char* const* tiles, int count, int dim, float* out) {
+void scores_of(const float* q, const char* const* tiles, int count, int dim, float* out, Ahead& ahead) {
     constexpr int P = T::P;
     for (int t0 = 0; t0 < count; t0 += KT) {
         V acc[R][KT];
@@ -26,6 +26,7 @@ void scores_of(const float* q, const char* const* tiles, int count, int dim, flo
         for (int d = 0; d < dim; d += P) {
             V k[KT][P];
             for (int t = 0; t < KT; t++) T::unpack(tiles[t0 + t] + d * (TILE * 4 / P), k[t]);
+            ahead.lines(KT);
             for (int p = 0; p < P; p++)
                 for (int r = 0; r < R; r++) {
                     const V x = splat(q[r * dim + d + p]);
@@ -38,7 +39,7 @@ void scores_of(const float* q, const char* const* tiles, int count, int dim, flo
 }
 
 template <class T, int R, int N>
-void values_at(const float* weights, const char* const* tiles, int keys, int dim, int d, float* out) {
+void values_at(const float* weights, const char* const* tiles, int keys, int dim, int d, float* out, Ahead& ahead) {
     constexpr int P = T::P;
     V acc[R][N];
     for (int r = 0; r < R; r++)
@@ -47,6 +48,7 @@ void values_at(const float* weights, const char* const* tiles, int keys, int dim
         const char* at = tiles[key / TILE] + (key % TILE / P * dim + d) * 4;
         V v[N][P];
         for (int n = 0; n < N; n++) T::unpack(at + n * TILE * 4, v[n]);
+        ahead.lines(N);
         for (int p = 0; p < P; p++)
             for (int r = 0; r < R; r++) {
                 const V x = splat(weights[r * BLOCK + key + p]);
@@ -58,10 +60,10 @@ void values_at(const float* weights, const char* const* tiles, int keys, int dim
 }
 
 template <class T, int R>
-void values_of(const float* weights, const char* const* tiles, int keys, int dim, float* out) {
+void values_of(const float* weights, const char* const* tiles, int keys, int dim, float* out, Ahead& ahead) {
     int d = 0;
-    for (; d + VT * TILE <= dim; d += VT * TILE) values_at<T, R, VT>(weights, tiles, keys, dim, d, out);
-    for (; d < dim; d += TILE) values_at<T, R, 1>(weights, tiles, keys, dim, d, out);
+    for (; d + VT * TILE <= dim; d += VT * TILE) values_at<T, R, VT>(weights, tiles, keys, dim, d, out, ahead);
+    for (; d < dim; d += TILE) values_at<T, R, 1>(weights, tiles, keys, dim, d, out, ahead);
 }
 
 // Calls step<R>(row) for all rows, R at most QR at a time. A row's arithmetic does not depend on R.
@@ -88,8 +90,9 @@ struct Scores {
     const Work& w;
     const char* const* tiles;
     int count, dim;
+    Ahead& ahead;
     template <int R>
-    void run(int row) const { scores_of<T, R>(w.q + row * dim, tiles, count, dim, w.scores + row * BLOCK); }
+    void run(int row) const { scores_of<T, R>(w.q + row * dim, tiles, count, dim, w.scores + row * BLOCK, ahead); }
 };
 
 template <class T>
@@ -97,8 +100,9 @@ struct Values {
     const Work& w;
     const char* const* tiles;
     int keys, dim;
+    Ahead& ahead;
     template <int R>
-    void run(int row) const { values_of<T, R>(w.scores + row * BLOCK, tiles, keys, dim, w.values + row * dim); }
+    void run(int row) const { values_of<T, R>(w.scores + row * BLOCK, tiles, keys, dim, w.values + row * dim, ahead); }
 };
 
 // Scores [lo, hi) of a row become weights, the others 0. `scales`: of each tile's keys and values, or null.
@@ -132,26 +136,29 @@ void softmax(float* row, int tiles, int lo, int hi, const float* const* scales, 
 }
 
 template <class T>
-void one_block(const Where& at, int block, const Work& w) {
+void one_block(const Where& at, int block, const Work& w, Ahead& ahead) {
     const BlockTiles b = block_tiles<T>(at, block, w);
     const int dim = at.op.kv.dim(), group = at.op.group();
-    for_rows(at.tokens * group, Scores<T>{w, b.k, b.count, dim});
+    ahead.begin(b.count);
+    for_rows(at.tokens * group, Scores<T>{w, b.k, b.count, dim, ahead});
     for (int token = 0, row = 0; token < at.tokens; token++) {
         int lo, hi;
         visible(at, block, token, b.keys, lo, hi);
         for (int g = 0; g < group; g++, row++) softmax(w.scores + row * BLOCK, b.count, lo, hi, T::scaled ? b.scales : nullptr, w.max[row], w.sum[row]);
     }
-    for_rows(at.tokens * group, Values<T>{w, b.v, b.keys, dim});
+    for_rows(at.tokens * group, Values<T>{w, b.v, b.keys, dim, ahead});
 }
 
 // Attention in vectors of float32, for all KV types.
 struct Vectors {
+    static void begin(const Attention&, int) {}
+    static void end(const Attention&) {}
     static void load(const Where& at, const Work& w) { load_queries(at, w); }
-    static void block(const Where& at, int index, const Work& w) {
+    static void block(const Where& at, int index, const Work& w, Ahead& ahead) {
         switch (at.op.kv.type) {
-            case KV_F32: return one_block<F32>(at, index, w);
-            case KV_BF16: return one_block<Bf16>(at, index, w);
-            default: return one_block<I8>(at, index, w);
+            case KV_F32: return one_block<F32>(at, index, w, ahead);
+            case KV_BF16: return one_block<Bf16>(at, index, w, ahead);
+            default: return one_block<I8>(at, index, w, ahead);
         }
     }
 };
