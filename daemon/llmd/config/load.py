@@ -176,14 +176,17 @@ def _subsection(found: _Values, value: Node, key: str, file: str, base: str) -> 
 
 def _from_environment(found: _Values, environ: Mapping[str, str]) -> None:
     by_env = {field.env: field.key for field in FIELDS.values()}
-    for name in sorted(environ):
-        if not name.startswith("LLMD_") or name in RESERVED or _FOREIGN.fullmatch(name):
-            continue
+    for name in filter(is_meant, sorted(environ)):
         where = f"environment {name}"
         if name in by_env:
             _from_text(found, by_env[name], environ[name], where, where)
         else:
             found.faults.append(f"{where}: unknown variable{nearest_env(name, by_env)}")
+
+
+def is_meant(name: str) -> bool:
+    """Whether a variable of this name is for the configuration, be it one that there is not."""
+    return name.startswith("LLMD_") and name not in RESERVED and not _FOREIGN.fullmatch(name)
 
 
 def _from_override(found: _Values, override: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmd import __version__
 from llmd.config.convert import here
-from llmd.config.load import RESERVED, Loaded
+from llmd.config.load import Loaded, is_meant
 from llmd.config.resolve import Dirs, resolve_dirs
 from llmd.config.show import redact_url
 from llmd.config.source import ConfigSource
@@ -54,7 +54,7 @@ def failed(error: ConfigError, config_file: str | None, overrides: tuple[str, ..
 
 
 def _config(file: str | None, overrides: tuple[str, ...], environ: Mapping[str, str], failpoints: bool) -> dict[str, Any]:
-    own = {name: _redacted(value) for name, value in environ.items() if name.startswith("LLMD_") and name not in RESERVED}
+    own = {name: _redacted(value) for name, value in environ.items() if is_meant(name)}
     shown = [f"{key}={_redacted(value)}" for key, _, value in (override.partition("=") for override in overrides)]
     return {"file": file, "overrides": shown, "environ": own, "directory": here(), "failpoints": failpoints}
 
