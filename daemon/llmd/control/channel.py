@@ -17,6 +17,7 @@ import zmq
 from msgspec import Struct
 
 from llmd.control.table import Worker, WorkerTable
+from llmd.wire import sockets
 from llmd.wire.codec import BadFrame, Decoder, encode
 from llmd.wire.messages import Command, ControlInput, Heartbeat, Hello, Message, Progress, Publish, Ready, Reply, Shared
 
@@ -113,10 +114,10 @@ class Channel:
         assert self._ended is not None
         try:
             for _ in range(MESSAGES_PER_TURN):
+                if not sockets.readable(self._socket):
+                    return
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
                 self._receive(parts[0], parts[1:])
-        except zmq.Again:
-            return
         except Exception as error:
             if not self._ended.done():
                 self._ended.set_exception(error)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from llmd.detokenizer.request import Gap, RequestState
-from llmd.detokenizer.slices import pieces, weight_of
+from llmd.detokenizer.slices import PIECE, pieces, weight_of
 from llmd.observability.totals import Meter
 from llmd.tokenizer.token_bytes import TokenBytes
 from llmd.wire.messages import AbortReq, BatchStrOutput, BatchTokenIDOutput, Detokenizer404, TextChunk, TokenChunk
@@ -56,7 +56,7 @@ class Detokenizer:
             self._ended.pop(message.rid, None)
             return
         for chunk in message.chunks:
-            for piece in pieces(chunk):
+            for piece in pieces(chunk) if len(chunk.token_ids) > PIECE else (chunk,):
                 self._take(piece)
                 self._weight += weight_of(piece)
                 if self._weight > MAX_WEIGHT:

@@ -22,7 +22,7 @@ from llmd.plan.context import WorkerContext
 from llmd.tokenizer.token_bytes import TokenBytes
 from llmd.wire import link, sockets
 from llmd.wire.codec import BadFrame, Decoder, encode
-from llmd.wire.messages import AbortReq, BatchTokenIDOutput, Command, DetokenizerInput, Publish
+from llmd.wire.messages import AbortReq, BatchTokenIDOutput, Command, DetokenizerInput, Publish, Totals
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class _Process:
         self._meter = Meter()
         self._wakeup = sockets.Wakeup()
         self._stopping = False
+        self._core: Detokenizer | None = None
         self._decoder: Decoder[BatchTokenIDOutput | AbortReq] = Decoder(DetokenizerInput)
         boot = context.boot
         self._link = link.WorkerLink(
@@ -49,7 +50,7 @@ class _Process:
             link.hello(context.role, context.rank, context.incarnation, context.epoch),
             heartbeat=boot.args.supervision.heartbeat,
             pulse=self._pulse,
-            totals=self._meter.snapshot,
+            totals=self._totals,
             on_message=self._on_message,
         )
 
@@ -61,13 +62,13 @@ class _Process:
         boot = self._context.boot
         frontends = boot.args.http.workers
         table = TokenBytes.load(Path(boot.files.small_dir))
-        self._core = Detokenizer(table, epoch=self._context.epoch, frontends=frontends, meter=self._meter, pause=self._breathe)
+        self._core = core = Detokenizer(table, epoch=self._context.epoch, frontends=frontends, meter=self._meter, pause=self._breathe)
         with zmq.Context() as context:
             self._inlet = sockets.pull(context, boot.ports.detokenizer)
             self._outlets = [Outlet(context, boot.ports.tokenizer(n)) for n in range(frontends)]
             self._link.ready({"tokenizer_size": table.size})
             try:
-                self._serve()
+                self._serve(core)
             finally:
                 self._inlet.close()
                 for outlet in self._outlets:
@@ -75,26 +76,29 @@ class _Process:
         self._link.close()
         return EXIT_OK
 
-    def _serve(self) -> None:
+    def _serve(self, core: Detokenizer) -> None:
         poller = zmq.Poller()
         poller.register(self._inlet, zmq.POLLIN)
         poller.register(self._wakeup.fd, zmq.POLLIN)
+        watched: set[Outlet] = set()
         while not self._stopping:
             ready = dict(poller.poll())
-            self._wakeup.clear()
-            for outlet in self._outlets:
+            if self._wakeup.fd in ready:
+                self._wakeup.clear()
+            for outlet in watched:
                 if outlet.socket in ready:
                     outlet.flush()
             if self._inlet in ready:
                 self._pulse.begin()
-                self._step()
+                self._step(core)
                 self._pulse.end()
-            for outlet in self._outlets:
-                poller.register(outlet.socket, zmq.POLLOUT if outlet.backlog else 0)
+            behind = {outlet for outlet in self._outlets if outlet.backlog}
+            for outlet in behind ^ watched:
+                poller.register(outlet.socket, zmq.POLLOUT if outlet in behind else 0)
+            watched = behind
 
-    def _step(self) -> None:
+    def _step(self, core: Detokenizer) -> None:
         """Take in what has arrived, then send each frontend its share."""
-        core = self._core
         for _ in range(MAX_FRAMES):
             frame = sockets.receive(self._inlet)
             if frame is None:
@@ -108,21 +112,26 @@ class _Process:
             if isinstance(message, BatchTokenIDOutput):
                 failpoints.hit("detokenizer.batch")
             core.take(message)
-        self._send()
-        self._meter.set("llmd_detokenizer_states", len(core))
+        self._send(core)
 
     def _breathe(self) -> None:
         """In the midst of much work: the loop still turns, and what is done need not wait for the rest."""
         self._pulse.beat()
-        self._send()
+        if self._core is not None:
+            self._send(self._core)
 
-    def _send(self) -> None:
-        core = self._core
+    def _send(self, core: Detokenizer) -> None:
         for frontend, output in core.drain():
             if not self._outlets[frontend].send(encode(output)):
                 self._meter.inc("llmd_detokenizer_dropped_backlogs_total")
                 log.warning("frontend %d takes no output: what was kept for it is dropped", frontend)
                 core.forget(frontend)
+
+    def _totals(self) -> Totals:
+        """In the link's thread: nothing is paid for it per step."""
+        if self._core is not None:
+            self._meter.set("llmd_detokenizer_states", len(self._core))
+        return self._meter.snapshot()
 
     def _on_message(self, message: Command | Publish) -> None:
         """In the link's thread."""

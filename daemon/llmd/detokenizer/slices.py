@@ -38,6 +38,8 @@ def pieces(chunk: TokenChunk) -> Iterator[TokenChunk]:
 
 def weight_of(chunk: TokenChunk) -> int:
     """Tokens and alternatives, roughly."""
+    if chunk.logprobs is None and chunk.prompt_logprobs is None:
+        return 1 + len(chunk.token_ids)
     return 1 + len(chunk.token_ids) + _entries(chunk.logprobs) + _entries(chunk.prompt_logprobs)
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import zmq
 
@@ -88,10 +88,21 @@ class SchedulerPort:
             self._waiting.popleft()
 
 
+class Gathering(Protocol):
+    """Who wants to act once for all messages that are read at one wake-up."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class OutputReceiver:
     """PULL of tokenizer.N. zmq's descriptor is edge-triggered: each wake-up reads until nothing is left."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, handle: Callable[[Incoming], None], meter: Meter) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, handle: Callable[[Incoming], None], meter: Meter, gathering: Gathering | None = None
+    ) -> None:
+        self._gathering = gathering
         self._socket = sockets.pull(context, endpoint)
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._handle = handle
@@ -108,6 +119,16 @@ class OutputReceiver:
         self._socket.close(linger=0)
 
     def _drain(self) -> None:
+        if self._gathering is None:
+            self._read()
+            return
+        self._gathering.begin()
+        try:
+            self._read()
+        finally:
+            self._gathering.end()
+
+    def _read(self) -> None:
         enough = time.monotonic() + TURN_S
         for _ in range(FRAMES_PER_TURN):
             if self._closed:

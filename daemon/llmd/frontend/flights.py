@@ -73,6 +73,7 @@ class Flights:
         self._view = view
         self._port = port
         self._meter = meter
+        self._gaps = meter.histogram("llmd_inter_token_latency_seconds")
         self._flights: dict[str, Flight] = {}
         self._feeds: dict[str, Feed] = {}
         """Of requests with many choices, by the Generation's rid."""
@@ -290,9 +291,11 @@ class Flights:
             return
         match message:
             case BatchStrOutput():
-                now = time.monotonic()
+                now, tokens = time.monotonic(), 0
                 for chunk in message.chunks:
-                    self._deliver(chunk, now)
+                    tokens += self._deliver(chunk, now)
+                if tokens:
+                    self._meter.inc("llmd_generation_tokens_total", tokens)
             case BatchEmbeddingOutput():
                 for embedding in message.embeddings:
                     self._embedded(embedding)
@@ -305,33 +308,40 @@ class Flights:
                 else:
                     self._missing(flight)
 
-    def _deliver(self, chunk: TextChunk, now: float) -> None:
+    def _deliver(self, chunk: TextChunk, now: float) -> int:
+        """Returns how many tokens the metrics count now: those of a stream."""
         flight = self._flights.get(chunk.rid)
         if flight is None:
             self._disown(chunk.rid)
-            return
+            return 0
         state = flight.state
-        flight.heard_at = now
-        self._replays.heard(state.generation.rid, chunk.rid)
-        known_ids, known_chars = len(state.output_ids) - chunk.first, flight.chars - chunk.at
-        if known_ids < 0 or known_chars < 0:
-            self._missing(flight)
-            return
-        if known_ids or known_chars:
-            chunk = _rest(chunk, known_ids, known_chars)
-            if not chunk.token_ids and not chunk.text and chunk.finish is None:
-                return
         generation = state.generation
+        flight.heard_at = now
+        self._replays.heard(generation.rid, chunk.rid)
+        if chunk.first != len(state.output_ids) or chunk.at != flight.chars:
+            new = self._unknown(flight, chunk)
+            if new is None:
+                return 0
+            chunk = new
         if generation.rid in self._recovering:
             self._recovering.discard(generation.rid)
             if generation.metered:
                 self._meter.inc("llmd_requests_recovered_total")
-        if generation.metered:
-            self._measure(state, len(chunk.token_ids), now)
+        counted = self._measure(state, len(chunk.token_ids), now) if generation.metered else 0
         flight.chars += len(chunk.text)
         state.put(chunk)
         if chunk.finish is not None:
             self._finished(flight, chunk.finish)
+        return counted
+
+    def _unknown(self, flight: Flight, chunk: TextChunk) -> TextChunk | None:
+        """What of `chunk` has not been delivered; None: nothing, or something before it is missing."""
+        known_ids, known_chars = len(flight.state.output_ids) - chunk.first, flight.chars - chunk.at
+        if known_ids < 0 or known_chars < 0:
+            self._missing(flight)
+            return None
+        chunk = _rest(chunk, known_ids, known_chars)
+        return chunk if chunk.token_ids or chunk.text or chunk.finish is not None else None
 
     def _finished(self, flight: Flight, finish: Finish) -> None:
         rid = flight.state.request.rid
@@ -380,16 +390,17 @@ class Flights:
             del self._over[next(iter(self._over))]
         self._over[rid] = None
 
-    def _measure(self, state: ReqState, tokens: int, now: float) -> None:
+    def _measure(self, state: ReqState, tokens: int, now: float) -> int:
         if not state.first_at:
             state.first_at = now
             self._meter.observe("llmd_time_to_first_token_seconds", now - state.sent_at)
         elif tokens:
-            self._meter.observe("llmd_inter_token_latency_seconds", (now - state.last_at) / tokens)
+            self._gaps.observe((now - state.last_at) / tokens)
         state.last_at = now
-        if state.generation.streamed:
-            state.generation.counted += tokens
-            self._meter.inc("llmd_generation_tokens_total", tokens)
+        if not state.generation.streamed:
+            return 0
+        state.generation.counted += tokens
+        return tokens
 
 
 def _rest(chunk: TextChunk, ids: int, chars: int) -> TextChunk:

@@ -120,7 +120,8 @@ class Frontend:
         """Nothing slow before the yield: the socket is served from there on."""
         loop = self._loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: self._spawn(self._stop()))
-        receiver = OutputReceiver(self._zmq, self._context.boot.ports.tokenizer(self._context.rank), self._manager.flights.receive, self._meter)
+        endpoint, flights = self._context.boot.ports.tokenizer(self._context.rank), self._manager.flights
+        receiver = OutputReceiver(self._zmq, endpoint, flights.receive, self._meter, self._runtime.streams)
         self._access_log.start()
         self._link.start()
         self._spawn(self._prepare())

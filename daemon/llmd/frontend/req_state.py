@@ -132,14 +132,16 @@ class ReqState:
 
     def take_piece(self) -> Delta:
         """The first pieces since the last call, with few enough logprobs to be made into objects; `more` says whether there are others."""
-        waiting, self._prompt_logprobs = self._prompt_logprobs, None
-        prompt_logprobs = _unpack(waiting) if isinstance(waiting, bytes) else waiting
+        prompt_logprobs, texts = None, self._text
+        if self._prompt_logprobs is not None:
+            waiting, self._prompt_logprobs = self._prompt_logprobs, None
+            prompt_logprobs = _unpack(waiting) if isinstance(waiting, bytes) else waiting
         if self._packed:
             piece = self._packed.pop(0)
             self.unread -= len(piece.text) + len(piece.logprobs)
             finish = None if self.more else self.finish
             return Delta(self.index, piece.text, piece.token_ids, _unpack(piece.logprobs), prompt_logprobs, finish)
-        delta = Delta(self.index, "".join(self._text), self._ids, self._logprobs, prompt_logprobs, self.finish)
+        delta = Delta(self.index, texts[0] if len(texts) == 1 else "".join(texts), self._ids, self._logprobs, prompt_logprobs, self.finish)
         self._text, self._ids, self._logprobs, self.unread = [], [], [], 0
         return delta
 
@@ -183,6 +185,8 @@ class Generation:
         "counted",
         "disconnected",
         "error",
+        "going",
+        "light",
         "listener",
         "metered",
         "names",
@@ -203,6 +207,10 @@ class Generation:
         self.choices: list[ReqState] = []
         self.error: RequestError | None = None
         self.disconnected = False
+        self.going = True
+        """Neither finished nor failed nor left by its client."""
+        self.light = True
+        """Nothing in its answer has a weight."""
         self.listener: Callable[[], None] | None = None
         """Called at each piece, error or disconnect, where nobody waits in `wait`."""
         self._touched: dict[int, ReqState] = {}
@@ -213,6 +221,7 @@ class Generation:
         """One more choice."""
         state = ReqState(request, len(self.choices), self)
         self.choices.append(state)
+        self.light = self.light and isinstance(request, TokenizedGenerateReqInput) and request.logprobs < 0
         self._unfinished += 1
         return state
 
@@ -221,6 +230,7 @@ class Generation:
         self._touched[state.index] = state
         if state.finish is not None:
             self._unfinished -= 1
+            self.going = self.going and self._unfinished > 0
         if self.listener is not None:
             self.listener()
         elif self.news:
@@ -228,13 +238,14 @@ class Generation:
 
     def fail(self, error: RequestError) -> None:
         """End the whole request with an error; the first one counts."""
+        self.going = False
         if self.error is None:
             self.error = error
         self._wake()
 
     def disconnect(self) -> None:
         """The client has hung up."""
-        self.disconnected = True
+        self.disconnected, self.going = True, False
         self._wake()
 
     @property
@@ -260,7 +271,7 @@ class Generation:
     @property
     def weight(self) -> int:
         """What an answer with all that waits to be taken costs; see `ReqState.weight`."""
-        return sum(state.weight for state in self._touched.values())
+        return 0 if self.light else sum(state.weight for state in self._touched.values())
 
     @property
     def news(self) -> bool:

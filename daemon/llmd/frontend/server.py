@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Generator, MutableMapping
 from http import HTTPStatus
@@ -74,12 +75,16 @@ class HeadHolder:
 class BodyPipe:
     """The way of a begun response's body to its client past ASGI: a message through all layers costs more than a token."""
 
-    __slots__ = ("_cycle", "_flow", "_write")
+    __slots__ = ("_closing", "_cycle", "_file", "_flow", "_unsent", "_write")
 
     def __init__(self, cycle: Any) -> None:
+        transport = cycle.transport
         self._cycle = cycle
         self._flow = cycle.flow
-        self._write = cycle.transport.write_through
+        self._closing = transport.is_closing
+        self._unsent = transport.get_write_buffer_size
+        self._write = transport.write_through
+        self._file = transport.get_extra_info("socket").fileno()
 
     @property
     def paused(self) -> bool:
@@ -91,10 +96,21 @@ class BodyPipe:
         await self._flow.drain()
 
     def write(self, data: bytes) -> None:
-        """One piece of the body, not empty, and not the first."""
+        """One piece of the body, not empty, and not the first. Sent at once where nothing waits before it: the transport would only do so in the
+        event loop's next round."""
         cycle = self._cycle
-        if not cycle.disconnected and not cycle.transport.is_closing():
-            self._write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+        if cycle.disconnected or self._closing():
+            return
+        if cycle.chunked_encoding:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if not self._unsent():
+            try:
+                data = data[os.write(self._file, data) :]
+            except OSError:
+                pass  # full or broken: the transport will see, and say so
+            if not data:
+                return
+        self._write(data)
 
 
 class HttpProtocol(HttpToolsProtocol):

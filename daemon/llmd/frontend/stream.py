@@ -41,11 +41,22 @@ class Streams:
 
     def __init__(self) -> None:
         self._news: list[Stream] = []
+        self._reading = False
         self.maker = Maker()
+
+    def begin(self) -> None:
+        """Messages are being read; what they bring is written at `end`."""
+        self._reading = True
+
+    def end(self) -> None:
+        """They have been read."""
+        self._reading = False
+        if self._news:
+            self._flush()
 
     def announce(self, stream: Stream) -> None:
         """`stream` wants its `push` called, once, when the messages at hand have been read."""
-        if not self._news:
+        if not self._news and not self._reading:
             asyncio.get_running_loop().call_soon(self._flush)
         self._news.append(stream)
 
@@ -116,8 +127,7 @@ class Stream:
         """Write what is new, or leave it to the task."""
         self._queued = False
         generation, pipe = self._generation, self._pipe
-        stands_back = self._held or generation.finished or generation.error is not None or generation.disconnected or pipe.paused
-        if stands_back or generation.weight > INLINE_WEIGHT:
+        if self._held or not generation.going or pipe.paused or generation.weight > INLINE_WEIGHT:
             self._hold()
             return
         try:

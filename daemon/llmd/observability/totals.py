@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from functools import lru_cache
 
 from llmd.wire.messages import HistogramTotals, Totals
@@ -17,13 +18,29 @@ def series(name: str, labels: tuple[tuple[str, str], ...] = ()) -> str:
     return name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels) + "}" if labels else "")
 
 
+class Histogram:
+    """One series of observations, for those who have them too often to look it up each time."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Put one in (seconds, mostly)."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
 class Meter:
     """Counters, gauges and histograms of one process. Written by the work loop, read by the heartbeat thread."""
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
         self._gauges: dict[str, float] = {}
-        self._histograms: dict[str, tuple[tuple[float, ...], list[int], list[float]]] = {}
+        self._histograms: dict[str, Histogram] = {}
 
     def inc(self, name: str, value: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
@@ -36,20 +53,19 @@ class Meter:
 
     def observe(self, name: str, value: float, bounds: tuple[float, ...] = LATENCY_BOUNDS, **labels: str) -> None:
         """Put one observation (seconds, mostly) into a histogram."""
+        self.histogram(name, bounds, **labels).observe(value)
+
+    def histogram(self, name: str, bounds: tuple[float, ...] = LATENCY_BOUNDS, **labels: str) -> Histogram:
+        """The series itself; it is shown from now on."""
         key = series(name, tuple(labels.items()))
-        entry = self._histograms.get(key)
-        if entry is None:
-            entry = self._histograms[key] = (bounds, [0] * (len(bounds) + 1), [0.0])
-        entry[1][bisect.bisect_left(entry[0], value)] += 1
-        entry[2][0] += value
+        found = self._histograms.get(key)
+        if found is None:
+            found = self._histograms[key] = Histogram(bounds)
+        return found
 
     def snapshot(self) -> Totals:
         """A copy for the wire. `counts` become cumulative."""
         histograms = {}
-        for key, (bounds, counts, total) in list(self._histograms.items()):
-            running, cumulative = 0, []
-            for count in list(counts):
-                running += count
-                cumulative.append(running)
-            histograms[key] = HistogramTotals(bounds, tuple(cumulative), total[0])
+        for key, histogram in list(self._histograms.items()):
+            histograms[key] = HistogramTotals(histogram.bounds, tuple(itertools.accumulate(histogram.counts)), histogram.sum)
         return Totals(dict(self._counters), dict(self._gauges), histograms)

@@ -7,8 +7,8 @@ library, decoding a short window of ids again and again. Added tokens are always
 
 from __future__ import annotations
 
-import codecs
 import re
+from encodings import utf_8
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,12 +42,12 @@ class TextDecoder(Protocol):
 class ByteDecoder:
     """Joins raw bytes and decodes them as UTF-8 as far as characters are whole; ill-formed bytes become U+FFFD as in a full decode."""
 
-    __slots__ = ("_decode", "_strip", "_table")
+    __slots__ = ("_decoder", "_strip", "_table")
 
     def __init__(self, table: list[bytes], strip: int) -> None:
         self._table = table
         self._strip = strip
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = utf_8.IncrementalDecoder("replace")
 
     def feed(self, ids: list[int]) -> str:
         table = self._table
@@ -57,10 +57,12 @@ class ByteDecoder:
             data = b"".join([table[id] for id in ids if id < len(table)])
         if self._strip and data:
             data = self._stripped(data)
-        return self._decode(data)
+        if data.isascii() and not self._decoder.buffer:  # what nearly every token is, and four times faster
+            return data.decode("ascii")
+        return self._decoder.decode(data)
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
     def _stripped(self, data: bytes) -> bytes:
         while self._strip and data:

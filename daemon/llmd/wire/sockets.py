@@ -13,6 +13,8 @@ import zmq
 
 from llmd.wire.codec import encode
 
+_POLLIN = int(zmq.POLLIN)
+
 
 def push(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, high_water: int = 100_000) -> zmq.Socket[bytes]:
     """A PUSH socket that connects. IMMEDIATE: a message is never queued for a peer that is not there."""
@@ -45,14 +47,20 @@ def send(socket: zmq.Socket[bytes], message: msgspec.Struct) -> bool:
 
 
 def receive(socket: zmq.Socket[bytes]) -> bytes | None:
-    """One frame, or None when there is none. Further parts of a multipart message, which no channel sends, are dropped."""
-    try:
-        frame = socket.recv(zmq.NOBLOCK)
-    except zmq.Again:
+    """One frame, or None when there is none. Further parts of a multipart message, which no channel sends, are dropped.
+
+    It asks first: that costs 3 us, and a receive that fails 20."""
+    if not readable(socket):
         return None
-    while socket.getsockopt(zmq.RCVMORE):
+    frame = socket.recv(zmq.NOBLOCK)
+    while socket.get(zmq.RCVMORE):
         socket.recv(zmq.NOBLOCK)
     return frame
+
+
+def readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether there is a message, as the socket's one reader asks."""
+    return bool(int(socket.get(zmq.EVENTS)) & _POLLIN)
 
 
 class Wakeup:
