@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.daemon import Daemon
@@ -64,6 +65,26 @@ def test_each_value_out_of_range_is_named(daemon: Daemon) -> None:
 def test_numbers_that_json_does_not_have_are_refused(daemon: Daemon, number: str) -> None:
     answer = chat(daemon, f'{{"model":"dummy","messages":[{{"role":"user","content":"hi"}}],"temperature":{number}}}'.encode())
     assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.usefixtures("alive")
+def test_what_is_without_bounds_is_refused_and_costs_no_memory(daemon: Daemon) -> None:
+    frontend = psutil.Process(daemon.pid("frontend"))
+    before = frontend.memory_info().rss
+    many: list[tuple[dict[str, Any], str]] = [
+        ({"n": 100_000}, "128"),
+        ({"logit_bias": {str(id): 5 for id in range(200_000)}}, "65536"),
+        ({"logit_bias": {str(id): 5 for id in range(2_000)}}, "1024"),
+        ({"stop": ["x"] * 10_000}, "16"),
+        ({"prompt": ["a"] * 100_000}, "256"),
+    ]
+    for change, limit in many:
+        answer = httpx.post(daemon.url + "/v1/completions", json=COMPLETION | change, timeout=60)
+        assert answer.status_code == 400 and limit in answer.json()["error"]["message"], answer.text
+    for opening, closing in (("[", "]"), ('{"a":', "}"), ("[", "")):
+        answer = httpx.post(daemon.url + "/v1/completions", content='{"prompt":' + opening * 100_000 + closing * 100_000 + "}", timeout=60)
+        assert answer.status_code == 400 and "64" in answer.json()["error"]["message"], answer.text
+    assert frontend.memory_info().rss - before < 100 * 2**20
 
 
 @pytest.mark.usefixtures("alive")

@@ -11,6 +11,8 @@ import pytest
 
 from llmd.wire.messages import AbortReq
 
+from .conftest import wait_for
+
 Shared = Any
 
 COMP: dict[str, Any] = {"model": "toy", "prompt": "hello", "max_tokens": 4}
@@ -213,11 +215,13 @@ def test_an_unknown_model_names_the_served_one(shared: Shared) -> None:
 
 
 def test_a_long_prompt_names_both_numbers(shared: Shared) -> None:
+    before = len(shared.engine.requests)
     message = check(comp(shared, prompt="x" * 600), 400, "prompt", "context_length_exceeded")
     assert "512" in message
     assert "600" in message
     check(chat(shared, messages=[{"role": "user", "content": "x" * 600}]), 400, "messages", "context_length_exceeded")
     check(comp(shared, prompt=["x", "x" * 600]), 400, "prompt[1]", "context_length_exceeded")
+    assert len(shared.engine.requests) == before, "the engine has heard nothing of them"
 
 
 @pytest.mark.parametrize("send", [comp, chat])
@@ -227,6 +231,25 @@ def test_a_budget_beyond_the_context_is_refused_on_both_endpoints(shared: Shared
 
 def test_the_template_s_own_sentence(shared: Shared) -> None:
     assert "only humans may speak here" in check(chat(shared, messages=[{"role": "function", "content": "x"}]), 400, "messages")
+
+
+def test_a_template_that_wants_other_roles_is_no_error_of_ours(make_world: Any) -> None:
+    """Templates of several models refuse a system message, or two of one role in a row."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system message here') }}{% endif %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    world = make_world(template=template).up()
+    for roles, sentence in (("system user", "no system"), ("user user", "alternate"), ("assistant user", "alternate"), ("user assistant user", None)):
+        for stream in (False, True):
+            answer = chat(world, messages=[{"role": role, "content": "x"} for role in roles.split()], stream=stream)
+            if sentence is None:
+                assert answer.status_code == 200
+            else:
+                assert sentence in check(answer, 400, "messages")
+    assert "Traceback" not in world.stderr and '"level": "error"' not in world.stderr
+    wait_for(lambda: world.outcomes().get("invalid", 0) == 6, 10, "all are counted")
+    assert "error" not in world.outcomes()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"nul", b'{"a": 1,}', b"\xff\xfe{", b"[" * 20000, b'{"a":' * 20000, b'{"n": ' + b"9" * 5000 + b"}"])
