@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmd.kernels.library import library
-from tests.daemon import Daemon, wait_for
+from tests.daemon import SLOW, Daemon, wait_for
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "reference_greedy.json").read_text())
 
@@ -32,7 +32,7 @@ def test_the_banner_has_a_curl_line_that_answers(daemon: Daemon) -> None:
     while command.endswith("\\"):
         start += 1
         command = command[:-1] + lines[start]
-    answer = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60 * SLOW, check=True)
     assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
 
 

@@ -502,7 +502,7 @@ engine.shutdown()
 print(os.path.exists(f"/proc/{info['pid']}"))
 """
     process, pids = caller(then, TMPDIR=str(short))
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30 * SLOW)
     assert (out, err) == ("interrupted\nFalse\n", "")
     wait_for("no process is left", lambda: gone(pids), 5)
     assert not leftovers(short)
@@ -519,7 +519,7 @@ def late():
     except Exception as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30 * SLOW, check=False)
     assert "the interpreter is shutting down" in done.stdout and done.stderr == ""
 
 
@@ -535,7 +535,7 @@ def test_nothing_survives_a_killed_caller(short: Path) -> None:
 @pytest.mark.parametrize("then", ["sys.exit(3)", "raise SystemExit(3)", "del engine; import gc; gc.collect(); alone(); print(threads()); os._exit(3)"])
 def test_nothing_survives_a_caller_that_forgets_to_shut_down(then: str, short: Path) -> None:
     process, pids = caller(then, TMPDIR=str(short))
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=20 * SLOW)
     assert process.returncode == 3
     assert err == ""
     assert out in ("", "1\n")
@@ -588,7 +588,7 @@ def test_nothing_survives_an_interrupted_start(short: Path) -> None:
         "workers", lambda: pids if len(pids := [p.pid for p in psutil.Process(process.pid).children(recursive=True)]) >= 4 else [], 20
     )
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=15)
+    _, err = process.communicate(timeout=15 * SLOW)
     assert "KeyboardInterrupt" in err and process.returncode != 0
     assert gone(workers) and not leftovers(short)
 
@@ -613,7 +613,7 @@ print(engine.generate("ab", {"max_new_tokens": 4})["text"])
 engine.shutdown()
 """
     process, pids = caller(then)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=20 * SLOW)
     assert out.split() == ["EngineDead"] * 5 + ["abab"]
     assert gone(pids)
 
@@ -630,10 +630,10 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 with Engine(model_path="dummy", allow_failpoints=True) as engine:
     print(engine.generate("ab", {"max_new_tokens": 4})["text"])
 """
-    done = subprocess.run([sys.executable, "-c", code, str(short)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code, str(short)], capture_output=True, text=True, timeout=30 * SLOW)
     assert done.stdout == "abab\n", done.stderr
 
 
 def test_importing_llmd_is_light() -> None:
     code = "import sys, llmd; assert not {'zmq', 'msgspec', 'asyncio', 'torch'} & set(sys.modules); from llmd import Engine; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30 * SLOW)

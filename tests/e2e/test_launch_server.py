@@ -171,7 +171,7 @@ def test_launch_server_says_what_it_takes() -> None:
 )
 def test_what_cannot_be_ends_with_its_status(argv: list[str], status: int, line: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "llmd.launch_server", "--port", "0", *own(tmp_path), *argv]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30 * SLOW)
     assert done.returncode == status
     assert line in done.stderr and "Traceback" not in done.stderr
 
@@ -187,5 +187,5 @@ def run():
         print(type(error).__name__, error)
 thread = threading.Thread(target=run); thread.start(); thread.join()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30 * SLOW)
     assert done.stdout.startswith("UsageError launch_server runs in the main thread only")

@@ -417,7 +417,7 @@ def check_dummy(made: Stage) -> Any:
     from llmd.plan.spec import ModelFiles
 
     request = msgspec.json.encode({"args": made.boot.args, "cache_dir": made.boot.cache_dir})
-    done = subprocess.run([sys.executable, "-m", "llmd.store.check"], input=request, capture_output=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-m", "llmd.store.check"], input=request, capture_output=True, check=True, timeout=30 * SLOW)
     return msgspec.json.decode(done.stdout, type=ModelFiles)
 
 

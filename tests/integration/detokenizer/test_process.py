@@ -290,11 +290,11 @@ def test_commands(world: World) -> None:
 def test_broken_tokenizer_ends_it_with_status_78(world: World) -> None:
     (Path(world.boot.files.small_dir) / "tokenizer.json").write_text("{")
     spec = next(process for process in world.boot.processes if process.role == "detokenizer")
-    done = subprocess.run(spec.argv, env={**os.environ, **spec.env}, stderr=subprocess.PIPE, timeout=20, check=False)
+    done = subprocess.run(spec.argv, env={**os.environ, **spec.env}, stderr=subprocess.PIPE, timeout=20 * SLOW, check=False)
     assert done.returncode == 78
     assert b"tokenizer.json" in done.stderr
 
 
 def test_it_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, llmd.detokenizer.main; print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20).stdout.strip() == "[]"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20 * SLOW).stdout.strip() == "[]"

@@ -21,6 +21,7 @@ import pytest
 
 from llmctl.context import BACK_WITHIN
 from llmctl.main import main
+from tests.daemon import SLOW
 from tests.integration.llmctl.fake import STATUS, Fake, process_named_llmd, serving
 
 PLAN = {
@@ -121,7 +122,7 @@ def test_watching_shows_it_again_until_interrupted(fake: Fake) -> None:
     while len(fake.seen) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30 * SLOW)
     assert (process.returncode, err) == (130, b"")
     assert out.count(b"state     ready") >= 2 and b"\x1b" not in out
 

@@ -25,7 +25,7 @@ def llmd(tmp_path: Path, *flags: str, shell: str = "") -> subprocess.Popen[bytes
 @pytest.mark.parametrize("streams", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_streams_change_nothing(tmp_path: Path, streams: str) -> None:
     child = llmd(tmp_path, "--model", "/nowhere", shell=f"exec {streams}")
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=30 * SLOW)
     assert child.returncode == 78
     assert b"Traceback" not in said
     assert "llmd ends with status 78" in (tmp_path / "log" / "supervisor.log").read_text()
@@ -71,7 +71,7 @@ def test_what_is_in_the_way_of_a_start_file_is_named_with_71(tmp_path: Path, nam
     else:
         path.mkdir()
     child = llmd(tmp_path, "--model", "dummy", "--allow-failpoints")
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=30 * SLOW)
     assert child.returncode == EXIT_RESOURCE, said
     assert str(path).encode() in said
     assert b"Traceback" not in said
@@ -91,7 +91,7 @@ def test_a_signal_while_the_interpreter_ends_does_not_change_the_status(tmp_path
         "import importlib\n"
         f"sys.exit(importlib.import_module('llmd.{entry}').main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60 * SLOW, check=False)
     assert done.returncode == 78, done.stderr
 
 
@@ -104,7 +104,7 @@ def test_an_interrupted_pull_says_so(tmp_path: Path, place: str) -> None:
         f"        if name == {place!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "from llmd import entry\nsys.meta_path.insert(0, Interrupting())\nsys.exit(entry.main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60 * SLOW, check=False)
     assert (done.returncode, done.stderr.strip()) == (130, "llmd: interrupted")
 
 
@@ -112,6 +112,6 @@ def test_a_working_directory_that_is_gone_is_no_fault_unless_something_is_sought
     shell = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone"
     for model, words in (("/nowhere", b"no such file"), ("./here", b"the working directory is gone")):
         child = llmd(tmp_path, "--model", model, shell=shell)
-        _, said = child.communicate(timeout=60)
+        _, said = child.communicate(timeout=60 * SLOW)
         assert child.returncode == 78
         assert words in said and b"Traceback" not in said

@@ -17,6 +17,7 @@ from llmctl import find, generate
 from llmctl.main import _parser, main
 from llmctl.verb import seconds as to_seconds
 from llmctl.verbs import VERBS, module_of
+from tests.daemon import SLOW
 
 
 @pytest.mark.parametrize(
@@ -96,11 +97,11 @@ def test_where_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_start_is_short_and_imports_little() -> None:
     code = "import sys; from llmctl.main import main; main(['status', '--socket', '/nowhere/x.sock']); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30 * SLOW, check=True)
     spent = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "llmctl.main", "status", "--socket", "/nowhere/x.sock"], capture_output=True, timeout=30, check=False)
+        subprocess.run([sys.executable, "-m", "llmctl.main", "status", "--socket", "/nowhere/x.sock"], capture_output=True, timeout=30 * SLOW, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(spent) < 0.3, "CPU time, which other work on the machine hardly changes"
@@ -167,7 +168,7 @@ COMP_WORDS=(@LINE@); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _llmctl; echo "${COM
 def test_bash_completes_verbs_options_and_values(words: str, wanted: str) -> None:
     """As readline splits them: at `=` too."""
     script = BASH.replace("@LINE@", f"llmctl {words}" if not words.endswith("= ") else f"llmctl {words}''")
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parents[3])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20 * SLOW, check=True, cwd=Path(__file__).parents[3])
     assert done.stdout.split() == wanted.split(), done.stderr
 
 
@@ -175,4 +176,4 @@ def test_bash_completes_verbs_options_and_values(words: str, wanted: str) -> Non
 def test_completions_are_scripts_of_their_shell(shell: str, file: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    subprocess.run([shell, "-n", f"packaging/completions/{file}"], timeout=20, check=True, cwd=Path(__file__).parents[3])
+    subprocess.run([shell, "-n", f"packaging/completions/{file}"], timeout=20 * SLOW, check=True, cwd=Path(__file__).parents[3])

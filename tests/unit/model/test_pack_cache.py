@@ -14,6 +14,7 @@ import pytest
 from llmd.model import pack_cache, pack_file
 from llmd.model.pack_cache import DIRECTORY, load_packed
 from llmd.model.pack_file import Bytes, Item, Packed, PackKey, source_facts
+from tests.daemon import SLOW
 
 KEY = PackKey(weights_version="m@0123", quantization="auto", layout="scalar-1", sources=(("m.gguf", 10, 20, 30),))
 PADDING = 1010  # between two tensors: nobody's
@@ -217,7 +218,7 @@ def child(cache: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
-    out, err = child(tmp_path, "50000").communicate(timeout=60)
+    out, err = child(tmp_path, "50000").communicate(timeout=60 * SLOW)
     assert out.split() == [str(len(SIZES) * 2), "True"], err  # once into the file that did not fit, once into memory
     assert "packed weights cannot be kept" in err
     assert not [path for path in (tmp_path / DIRECTORY).iterdir() if path.suffix != ".lock"], "nothing half is left"
@@ -225,7 +226,7 @@ def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
 
 def test_several_starts_at_once(tmp_path: Path) -> None:
     both = [child(tmp_path) for _ in range(4)]
-    found = [process.communicate(timeout=60) for process in both]
+    found = [process.communicate(timeout=60 * SLOW) for process in both]
     assert [process.returncode for process in both] == [0] * 4, found
     assert all(out.split()[1] == "False" for out, _ in found)
     assert sorted(out.split()[0] for out, _ in found) == ["0", "0", "0", str(len(SIZES))], "the others waited for the first"

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.daemon import SLOW
+
 HEAVY = ("torch", "transformers")
 MAINS = {
     "llmd.supervisor.main": (*HEAVY, "zmq", "pydantic", "fastapi"),
@@ -34,5 +36,5 @@ MAINS = {
 def test_a_process_stays_light(module: str) -> None:
     assert importlib.util.find_spec(module), f"{module} is gone"
     code = f"import sys, {module}; print(*sorted(name for name in {MAINS[module]!r} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60 * SLOW, check=True)
     assert done.stdout.split() == []
