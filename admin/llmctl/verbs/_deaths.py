@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
 #: What a signal that nobody of llmd sent usually means.
 _SIGNALS: Final = {
-    "SIGKILL": "killed from outside: not by llmd, and the kernel counts no want of memory",
+    "SIGKILL": "killed from outside, not for want of memory",
     "SIGTERM": "asked to end from outside, not by llmd",
     "SIGINT": "interrupted from outside, not by llmd",
     "SIGSEGV": "crashed: a bad memory access",
@@ -19,6 +20,8 @@ _SIGNALS: Final = {
     "SIGXCPU": "used up the CPU time that a limit allows",
     "SIGXFSZ": "wrote a file larger than a limit allows",
 }
+#: What a line of a text log begins with.
+_HEAD: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ +[a-z]+-\d+: ")
 _STATUSES: Final = {
     0: "ended by itself, without a fault",
     1: "ended: an exception that nothing caught",
@@ -63,4 +66,4 @@ def what(record: Mapping[str, Any]) -> str:
 def last_words(record: Mapping[str, Any]) -> str:
     """The last thing that it said, of records that do not name it the last of all lines."""
     said = record.get("last_words")
-    return str(said if said is not None else next(iter(reversed(record.get("last_lines") or [])), ""))
+    return _HEAD.sub("", str(said if said is not None else next(iter(reversed(record.get("last_lines") or [])), "")), count=1)

@@ -43,7 +43,8 @@ def _row(record: dict[str, Any], wide: bool) -> list[Any]:
 
 def _one(context: Context, found: list[dict[str, Any]]) -> int:
     if len(found) != 1:
-        raise CtlError(exits.FAILED, f"{len(found)} crashes have an id that begins so; `llmctl crashes` lists them")
+        how_many = f"{len(found)} crashes have" if found else "no crash has"
+        raise CtlError(exits.FAILED, f"{how_many} an id that begins with {context.options.id!r}", "llmctl crashes lists them")
     record = found[0]
     if not context.out.is_table:
         context.out.data(record)
