@@ -85,6 +85,9 @@ def _daemon(context: Context) -> Iterator[Finding]:
     if status.get("failpoints"):
         yield Finding("failpoints", "wrong", "armed: this llmd is meant for tests", "start it without --allow-failpoints")
     for process in status.get("processes", []):
+        if process.get("state") in ("stalled", "backoff", "exited"):
+            name, silent = f"{process['role']}-{process['rank']}", duration(process.get("heartbeat_age_s"))
+            yield Finding(name, "warning", f"{process['state']}, last heard {silent} ago; llmd replaces it by itself", f"llmctl logs {name}")
         if (process.get("restarts") or 0) >= MANY_RESTARTS:
             ended = process.get("last_exit") or {}
             text = f"{process['restarts']} restarts, the last {duration(ended.get('age_s'))} ago ({ended.get('reason')})"

@@ -108,3 +108,12 @@ def test_doctor_says_what_ends_draining(left: Path, capsys: pytest.CaptureFixtur
     findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert findings["daemon"]["hint"] == "llmctl resume"
     assert findings["crashes"]["text"].startswith("1 crash ")
+
+
+def test_doctor_names_a_process_that_stands_still(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stalled = {**STATUS["processes"][1], "state": "stalled", "heartbeat_age_s": 8.0}
+    with serving(left) as fake:
+        fake.answers["/v1/status"] = (200, STATUS | {"processes": [STATUS["processes"][0], stalled]})
+        ctl(left, "doctor", "-o", "json")
+    findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["scheduler-0"]["state"] == "warning" and findings["scheduler-0"]["text"].startswith("stalled, last heard 8.0s ago")
