@@ -31,6 +31,8 @@ class Action:
     """What follows the verb on the command line."""
     said: str = ""
     """What it does, where the verb's own line says more than that."""
+    title: str = ""
+    """What it is called, if not as its verb."""
     patience: float = BEGIN
     """Seconds in which it begins or is refused."""
 
@@ -83,7 +85,7 @@ def reload_weights(path: str, version: str = "", mode: str = "") -> Action:
     chosen = {"version": version, "mode": mode}
     arguments = [part for name, value in chosen.items() if value for part in (f"--{name}", value)]
     body = {"path": path, **{name: value for name, value in chosen.items() if value}}
-    return Action("reload", "/v1/reload", body, ("weights", path, *arguments), "load other weights of the same shape", _CHECK)
+    return Action("reload", "/v1/reload", body, ("weights", path, *arguments), "load other weights of the same shape", "reload weights", _CHECK)
 
 
 def plan(asks: Asks, action: Action) -> dict[str, Any]:

@@ -35,6 +35,8 @@ EVERY: Final = 1.0
 _TICK: Final = 0.5
 #: Cells below which words are left out.
 _NARROW: Final = 70
+#: Cells below which tabs have no room for their names.
+_NAMED: Final = 58
 
 
 #: What stands in the footer for all the tabs' keys.
@@ -48,13 +50,22 @@ class Bar(Static):
 
 
 def foot(width: int, tab: int, *, draining: bool) -> list[Key]:
-    """The keys that the last line shows: those that look, and on a wide screen those that change something, if they would now."""
+    """The keys that the last line shows: on a wide screen those too that change something, if they would now; on a narrow one the most needed."""
     useless = {"a" if tab != 4 else "", "d" if draining else "e"}
     looking = [key for key in LOOKING if key.footer]
-    wide = [TAB_KEYS, *looking[:-3], *(key for key in CHANGING if key.label not in useless), *looking[-3:]]
-    usual = [TAB_KEYS, *looking[:-3], *(key for key in CHANGING if key.label == "a" and tab == 4), *looking[-3:]]
-    narrow = [key for key in usual if key not in (TAB_KEYS, looking[-2])]
-    return next((keys for keys in (wide, usual) if sum(len(f"{key.label} {key.footer}  ") for key in keys) - 2 <= width), narrow)
+    changing = [key for key in CHANGING if key.label not in useless]
+    shown = [TAB_KEYS, *looking[:-3], *changing, *looking[-3:]]
+    if _length(shown) > width:  # some of these would look like all of them
+        shown = [key for key in shown if key not in changing or key.label == "a"]
+    for key in (TAB_KEYS, looking[-2], looking[1], looking[0]):
+        if _length(shown) > width:
+            shown.remove(key)
+    return shown
+
+
+def _length(keys: list[Key]) -> int:
+    """Cells that they take, side by side."""
+    return sum(len(f"{key.label} {key.footer}  ") for key in keys) - 2
 
 
 class Top(App[None]):
@@ -67,7 +78,8 @@ class Top(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (80, "-medium"), (110, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (8, "-short"), (24, "-usual"), (34, "-tall")]  # noqa: RUF012
     BINDINGS = [  # noqa: RUF012
-        *(Binding(key.key, key.action, key.what, show=False) for key in (*LOOKING, *CHANGING) if key.key != "ctrl+p"),
+        # `/` is taken before the focused table gets it: else the table would get what is typed right after it too.
+        *(Binding(key.key, key.action, key.what, show=False, priority=key.key == "slash") for key in (*LOOKING, *CHANGING) if key.key != "ctrl+p"),
         Binding("escape", "unfilter", "end the filter", show=False),
     ]
 
@@ -142,7 +154,7 @@ class Top(App[None]):
                 self._foot()
                 banner = self.screen_stack[0].query_one(Banner)
                 # The other tabs need the room, unless something is to be said.
-                banner.display = self._tab == 1 or words.state(self.picture) != "ready" or self.screen_stack[0].has_class("-tiny")
+                banner.display = self._tab == 1 or words.hue(self.picture) != "success" or self.screen_stack[0].has_class("-tiny")
                 banner.show(self.picture)
                 self.pane.show(self.picture, self.feed)
 
@@ -172,7 +184,8 @@ class Top(App[None]):
         for number, name in enumerate(TABS, 1):
             here = number == self._tab
             style = Style.parse(f"bold reverse {colours['primary']}" if here else colours["foreground"])
-            line.append(f" {number} {name} ", style + Style(meta={"@click": f"app.tab({number})"}))
+            named = here or self.size.width >= _NAMED
+            line.append(f" {number} {name} " if named else f" {number} ", style + Style(meta={"@click": f"app.tab({number})"}))
             line.append("" if narrow else "  ")
         self.screen_stack[0].query_one("#tabs", Static).update(line)
 
@@ -197,25 +210,27 @@ class Top(App[None]):
 
     def _arrive(self) -> None:
         parts = self.pane.parts
-        if parts:
+        if parts and not isinstance(self.focused, Input):
             parts[0].focus()
         self._apply_filter()
         self._draw()
         self._now.set()  # what this tab shows is asked for at once
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Where text is typed, and in dialogs, `/` is a character like others."""
+        return action != "filter" or (not isinstance(self.focused, Input) and len(self.screen_stack) == 1)
+
     def action_filter(self) -> None:
         """Ask for the text."""
         box = self.screen_stack[0].query_one("#filter", Input)
-        box.add_class("-on")
-        box.disabled = False
-        box.focus()
+        box.display, box.disabled = True, False
+        self.screen_stack[0].set_focus(box)  # at once: what is typed next belongs to it
 
     def action_unfilter(self) -> None:
         """All lines again."""
         box = self.screen_stack[0].query_one("#filter", Input)
         box.value = ""
-        box.remove_class("-on")
-        box.disabled = True
+        box.display, box.disabled = False, True
         self._arrive()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -224,8 +239,7 @@ class Top(App[None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         if event.input.id == "filter":
-            event.input.set_class(bool(event.value), "-on")
-            event.input.disabled = True
+            event.input.display, event.input.disabled = bool(event.value), True
             self._arrive()
 
     def _apply_filter(self) -> None:

@@ -62,7 +62,7 @@ class Ask(Dialog):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -ends" if self._action.about.risk == "ends" else "dialog") as box:
-            box.border_title = self._action.verb
+            box.border_title = self._action.title or self._action.verb
             yield Static(Text(self._action.what), id="about")
             yield Static(Text(f"$ {one_line(self._action.line)}"), classes="line")
             with VerticalScroll(id="plan"):

@@ -26,7 +26,7 @@ class Banner(Static, Painted):
         hue, muted = words.hue(picture), self.colour("muted")
         for name in ("success", "warning", "error"):
             self.set_class(hue == name, f"-{name}")
-        state, life = f"● {words.state(picture)}", words.life(picture.status)
+        state, life = f"● {words.state(picture)}", words.life(picture.status) if picture.error is None else ""
         gap = self.app.size.width - 3 - len(state) - len(life)
         first = Text.assemble((state, f"bold {self.colour(hue)}"), (" " * gap + life, muted) if gap > 1 else "")
         news = Text(words.news(picture), muted)
@@ -87,7 +87,9 @@ class Overview(Pane):
         tile.border_title = f"KV cache · {1 - (kv.get('pages_free') or 0) / total:.0%} in use" if total else "KV cache"
         if not total:
             text = Text("no pages: the engine is not ready" if picture.at is not None else "–", self.colour("muted"))
-        short = self.screen.has_class("-short")  # no room for both
-        bar = Text() if short or not total else memory_bar(self, kv, max(4, tile.content_size.width - text.cell_len - 3))
-        left, right = (bar, text) if total else (text, Text())
+        left, right = text, Text()
+        if total and self.screen.has_class("-short"):  # no room for a frame that says it
+            left, right = Text(f"{1 - (kv.get('pages_free') or 0) / total:.0%}", "bold"), text
+        elif total:
+            left, right = memory_bar(self, kv, max(4, tile.content_size.width - text.cell_len - 3)), text
         tile.show(left, right, lambda width: feed.history.columns("kv", width, now), top=1.0)

@@ -30,7 +30,7 @@ class Verbs(Provider):
     def _commands(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """(name, what it does, do it)."""
         for name, action in ACTIONS.items():
-            yield name, action.about.line, partial(self._top.ask, action)
+            yield name, action.what, partial(self._top.ask, action)
         yield "abort", "end the marked request", partial(self._top.action_change, "abort")
         for number, tab in enumerate(TABS, 1):
             yield tab, f"tab {number}", partial(self._top.action_tab, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -16,6 +16,9 @@ from llmctl.top.feed import Feed, Picture
 from llmctl.top.lines import Lines
 from llmctl.top.style import Painted
 from llmctl.top.tables import Box, Column, Rows
+
+#: Rows of a tab from which on there is room for the detail too.
+_ROOMY: Final = 11
 
 
 class Pane(Vertical, Painted):
@@ -84,7 +87,7 @@ class Table(Pane):
     def detail(self) -> None:
         """What is known of the marked row; nothing where none is."""
         row, detail = self.box.rows.marked, self.query_one(Detail)
-        detail.display = row is not None
+        detail.display = row is not None and self.size.height >= _ROOMY
         if row is None:
             return
         detail.border_title = Content(one_line(self.key(row)))  # it may be a client's, and is no markup

@@ -37,10 +37,9 @@ SHEET: Final = """
 Screen { background: $background; color: $foreground; }
 #head, #tabs, #foot { height: 1; padding: 0 1; background: $panel; }
 #filter { height: 1; border: none; padding: 0 1; background: $panel; display: none; }
-#filter.-on { display: block; }
 #panes { height: 1fr; padding: 0; }
 Pane { height: 1fr; }
-.-stale Tile, .-stale Lines, .-stale Rows, .-stale PageMap, .-stale Detail { opacity: 45%; }
+.-stale Tile, .-stale EventLines, .-stale Rows, .-stale PageMap, .-stale Detail { opacity: 45%; }
 .-tiny #head, .-tiny #tabs, .-tiny #foot, .-tiny #panes { display: none; }
 
 #banner { height: auto; min-height: 3; max-height: 5; padding: 0 1; border-left: outer $muted; background: $surface; }
@@ -56,9 +55,9 @@ Tile > Headline { height: 1; }
 #memory { height: 3; }
 .-tall #memory { height: 6; }
 #memory > Chart { display: none; }
-.-tall #memory > Chart, .-short #memory > Chart { display: block; }
+.-tall #memory > Chart { display: block; }
 .-short Tile { border: none; }
-.-short #memory { height: 2; }
+.-short #memory { height: 1; }
 
 Rows { height: 1fr; background: $background; scrollbar-size: 0 1; scrollbar-gutter: stable; overflow-x: hidden; }
 Rows:focus, Lines:focus { background-tint: $background 0%; }
@@ -88,14 +87,18 @@ Ask, Keys, About, Choose { align: center middle; background: $background 60%; }
 .dialog { border-title-color: $foreground; }
 .dialog.-ends { border: round $error; }
 .dialog .line { margin: 1 0 0 0; color: $primary; }
-.dialog #plan, .dialog #text { height: auto; max-height: 15; scrollbar-size-vertical: 1; }
+.dialog #plan { height: auto; max-height: 42vh; scrollbar-size-vertical: 1; }
+Keys #plan { max-height: 60vh; }
+.dialog #text { height: auto; }
 .dialog .buttons { height: 1; margin: 1 0 0 0; color: $muted; }
 .dialog .field { height: 1; margin: 1 0 0 0; }
 .dialog .field Static { width: 9; color: $muted; }
 .dialog .field Input { width: 1fr; height: 1; border: none; padding: 0 1; background: $panel; }
 .dialog #mode { margin: 1 0 0 0; }
-.-short .dialog { padding: 0 1; }
-.-short .dialog #plan { max-height: 11; }
+.-short .dialog { padding: 0 1; max-height: 100%; }
+.-short .dialog #plan { max-height: 30vh; }
+.-tiny .dialog { padding: 0; max-width: 100%; max-height: 100%; border: none; }
+.-tiny .dialog .line, .-tiny .dialog .buttons, .-tiny .dialog .field, .-tiny .dialog #mode { margin: 0; }
 CommandPalette > Vertical { width: 72; max-width: 94%; margin-top: 2; background: $surface; }
 CommandPalette SearchIcon { display: none; }
 CommandPalette #--input { border: round $line; background: $surface; }

@@ -19,6 +19,8 @@ from llmctl.top.style import Painted
 MOST: Final = 200
 #: Cells between two columns.
 _GAP: Final = 1
+#: Cells below which the end of a long text tells more than its beginning.
+_SHORT: Final = 8
 _NOTHING: Final = ("-", "–", "0", "0.0")
 
 
@@ -134,6 +136,9 @@ class Rows(DataTable[Text], Painted):
         """As wide as its column, with the cells that part it from its neighbours."""
         lead, right = self._leads[number], self._columns[number].right
         width = self._widths[number] - lead * (self._columns[number].width == 0)
+        if text.cell_len > width < _SHORT:  # names that begin alike
+            text = text[-max(1, width - 1) :]
+            text = Text.assemble("…", text)
         text.truncate(width, overflow="ellipsis")
         text.pad_left(lead + (width - text.cell_len if right else 0))
         text.pad_right(width + lead + _GAP - text.cell_len)

@@ -41,6 +41,8 @@ STATES: Final = {
 SEVERITIES: Final = {"error": "error", "critical": "error", "warning": "warning"}
 #: Seconds after which a last answer is old.
 STALE: Final = 3.0
+#: Seconds without a heartbeat that are told.
+SILENT: Final = 5.0
 
 
 def state(picture: Picture) -> str:
@@ -57,9 +59,16 @@ def _is_stopping(status: dict[str, Any]) -> bool:
     return any(process.get("role") == "supervisor" and process.get("state") == "stopping" for process in status.get("processes") or [])
 
 
+def _silent(status: dict[str, Any]) -> list[str]:
+    """Processes that are there and have said nothing for so long that somebody should look; llmd itself acts later."""
+    rows = [row for row in status.get("processes") or [] if row.get("state") in ("ready", "busy")]
+    ages = [(f"{row.get('role')}-{row.get('rank')}", row.get("heartbeat_age_s")) for row in rows]
+    return [f"{name} has not been heard for {duration(age)}" for name, age in ages if isinstance(age, int | float) and age > SILENT]
+
+
 def hue(picture: Picture) -> str:
     """The colour of the state: a name of the theme's."""
-    if picture.error is None and picture.status.get("degraded"):
+    if picture.error is None and (picture.status.get("degraded") or _silent(picture.status)):
         return "warning"
     return STATES.get(state(picture), "muted")
 
@@ -77,7 +86,7 @@ def reason(picture: Picture) -> str:
     said = [f"{stage}{share}" if stage else "", one_line(status["reason"]) if status.get("reason") and not degraded else "", *degraded]
     waits = f"{counted(int(status['in_flight']), 'request')} in flight" if _is_stopping(status) and status.get("in_flight") else ""
     fine = "it serves, and nothing is wrong" if status.get("state") == "ready" else ""
-    return "; ".join(filter(None, [*said, waits])) or fine
+    return "; ".join(filter(None, [*said, *_silent(status), waits])) or fine
 
 
 def advice(picture: Picture) -> str:
@@ -89,6 +98,8 @@ def advice(picture: Picture) -> str:
         return "failpoints are armed: this llmd is meant for tests"
     if status.get("degraded"):
         return "2: which process; 5: what happened; llmctl doctor"
+    if _silent(status):
+        return "2: which process; if it hangs, llmd replaces it, and requests are held meanwhile"
     return _ADVICE.get(state(picture), "")
 
 

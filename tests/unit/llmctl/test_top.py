@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -21,7 +24,7 @@ from llmctl.top import words
 from llmctl.top.actions import ACTIONS
 from llmctl.top.app import Top
 from llmctl.top.dialogs import Ask
-from llmctl.top.feed import Feed
+from llmctl.top.feed import Feed, Picture
 from llmctl.top.keys import CHANGING, LOOKING
 from llmctl.top.tables import Rows
 from llmctl.verbs import VERBS, top
@@ -260,6 +263,115 @@ def test_degraded_and_draining_say_what_to_do() -> None:
     assert words.reason(picture) == "asked to" and "llmctl resume" in words.advice(picture)
 
 
+def left(**known: Any) -> Picture:
+    """A daemon that does not answer, and what it has left behind."""
+    daemon = FakeDaemon()
+    feed = Feed(daemon, clock=lambda: daemon.now, left=lambda error: known)
+    feed.poll()
+    daemon.error = ABSENT if known.get("state") != "starting" else CtlError(exits.NOT_ANSWERING, "nobody listens", "try again in a few seconds")
+    return feed.poll()
+
+
+def test_a_daemon_that_stops_is_not_said_to_be_resumable() -> None:
+    daemon = FakeDaemon()
+    processes = [{**row, "state": "stopping"} if row["role"] == "supervisor" else row for row in daemon.status["processes"]]
+    daemon.status = {**daemon.status, "state": "draining", "reason": "stopping", "processes": processes, "in_flight": 3}
+    picture = feed_of(daemon, seconds=1).picture
+    assert words.state(picture) == "stopping" and "3 requests in flight" in words.reason(picture)
+    assert "resume" not in words.advice(picture) and "ends" in words.advice(picture)
+
+
+def test_a_daemon_that_is_gone_is_told_by_how_it_ended() -> None:
+    for state, hue in (("stopped", "muted"), ("died", "error"), ("failed", "error"), ("starting", "warning")):
+        picture = left(state=state, reason="for a reason")
+        assert (words.state(picture), words.reason(picture), words.hue(picture)) == (state, "for a reason", hue)
+        assert "again in a few seconds" not in words.advice(picture), "it asks again by itself"
+    assert words.state(left()) == "not running" and "llmd run" in words.advice(left())
+    daemon = FakeDaemon()
+    feed = feed_of(daemon, seconds=1)
+    daemon.error = CtlError(exits.NOT_ANSWERING, "no answer within 2 s", "ask again then")
+    feed._left = lambda error: {"state": "ready", "reason": ""}
+    picture = feed.poll()
+    assert words.state(picture) == "not answering" and words.reason(picture) == "no answer within 2 s" and "every second" in words.advice(picture)
+
+
+def test_a_process_that_says_nothing_is_told_before_llmd_acts() -> None:
+    daemon = FakeDaemon()
+    daemon.status["processes"] = [{**row, "heartbeat_age_s": 9.7} if row["role"] == "scheduler" else row for row in daemon.status["processes"]]
+    picture = feed_of(daemon, seconds=1).picture
+    assert words.reason(picture) == "scheduler-0 has not been heard for 9.7s" and words.hue(picture) == "warning" and "2:" in words.advice(picture)
+
+
+def test_times_are_utc_wherever_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    time.tzset()
+    try:
+        assert words.clock_time(1780308000.0) == "10:00:00" and "09:59:30Z" in words.news(feed_of(FakeDaemon(), seconds=1).picture)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+async def test_weights_are_asked_for_before_their_plan_is_shown() -> None:
+    daemon = FakeDaemon()
+    app = dashboard(daemon)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("w")
+        await until(pilot, lambda: "/models/" in seen(app), "where those that run are")
+        await pilot.press(*"v2", "slash", *"m.gguf", "tab", *"two", "down", "down", "enter")
+        await until(pilot, lambda: "12 requests held" in seen(app), "the plan")
+        assert "$ llmctl reload weights /models/v2/m.gguf --version two --mode abort" in seen(app)
+        asked = {"path": "/models/v2/m.gguf", "version": "two", "mode": "abort"}
+        assert daemon.posted == [("/v1/reload", {**asked, "dry_run": True})]
+        await pilot.press("n", "w")
+        await until(pilot, lambda: "show the plan" in seen(app), "the fields again")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen_stack == [app.screen], "it is left")
+        assert len(daemon.posted) == 1
+
+
+async def test_what_is_typed_right_after_the_slash_is_the_filter() -> None:
+    app = dashboard(FakeDaemon())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("2")
+        for key, character in (("slash", "/"), *zip("sched", "sched", strict=True)):
+            app.post_message(Key(key, character))  # as fast as a terminal sends what was pasted
+        await until(pilot, lambda: app.query_one("#filter", Input).value == "sched", "all of it")
+        await until(pilot, lambda: "scheduler-0" in seen(app) and "control-0" not in seen(app), "only that row")
+
+
+async def test_a_filter_that_finds_nothing_says_so() -> None:
+    app = dashboard(FakeDaemon())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("4", "slash", *"nobody", "enter")
+        await until(pilot, lambda: "no row holds “nobody”" in seen(app), "it says so")
+
+
+async def test_tabs_and_keys_can_be_clicked() -> None:
+    app = dashboard(FakeDaemon())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.click("#tabs", offset=(18, 0))
+        await until(pilot, lambda: "processes" in seen(app), "the second tab")
+        await pilot.click("#foot", offset=(seen(app).splitlines()[-1].index("help"), 0))
+        await until(pilot, lambda: "end the dashboard" in seen(app), "the help")
+
+
 def test_without_a_terminal_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top"]) == exits.USAGE
-    assert "top --once" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "llmctl status -o json" in said.err
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "", None])
+def test_a_terminal_that_cannot_be_drawn_on_is_none(terminal: str | None) -> None:
+    """On a real one, so that only its name is to blame."""
+    outer, inner = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name != "TERM"} | ({} if terminal is None else {"TERM": terminal})
+    try:
+        argv = [sys.executable, "-m", "llmctl.main", "top"]
+        assert subprocess.run(argv, stdin=inner, stdout=inner, stderr=inner, env=env, timeout=60, check=False).returncode == exits.USAGE
+        said = os.read(outer, 65536)
+    finally:
+        os.close(inner)
+        os.close(outer)
+    assert b"\x1b" not in said and said.count(b"\n") == 1 and b"llmctl status -o json" in said

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from llmctl import exits
+from llmctl.exits import CtlError
+from llmctl.top.feed import Feed
 from llmctl.top.history import History
 from llmctl.top.metrics import Recent, labelled, parse, quantile
-from tests.unit.llmctl.fake_daemon import CPU, FakeDaemon, feed_of
+from tests.unit.llmctl.fake_daemon import ABSENT, CPU, FakeDaemon, feed_of
 
 
 def test_an_exposition_is_read_and_what_is_none_left_out() -> None:
@@ -59,3 +64,44 @@ def test_a_chart_shows_the_time_that_there_is_and_gaps_stay_gaps() -> None:
 def test_cpu_shares_are_those_of_the_last_seconds() -> None:
     shares = feed_of(FakeDaemon(), seconds=1).picture.cpu
     assert shares == {f"{role}-0": pytest.approx(share) for role, share in CPU.items()}
+
+
+def recalled(age: float, **fields: float | None) -> dict[str, Any]:
+    known = dict.fromkeys(("generation_tokens_s", "prompt_tokens_s", "running", "waiting", "kv_used", "first_token_s", "between_tokens_s"))
+    return {"age_s": age, **known, **fields}
+
+
+def test_a_new_dashboard_begins_with_what_the_daemon_remembers() -> None:
+    daemon = FakeDaemon()
+    daemon.history = [recalled(5.0 * step, generation_tokens_s=100.0, kv_used=0.5, first_token_s=0.2) for step in range(180, 0, -1)]
+    feed = Feed(daemon, clock=lambda: daemon.now)
+    feed.poll()
+    columns = feed.history.columns("out", 90, daemon.now)
+    assert feed.history.window(daemon.now) == 900 and None not in columns[1:] and columns[1:-1] == [100.0] * 88
+    assert feed.history.last("first_token", daemon.now) == 0.2 and feed.history.last("gap", daemon.now) is None
+
+
+def test_what_was_missed_is_asked_for_and_what_was_seen_is_not_doubled() -> None:
+    daemon = FakeDaemon()
+    feed = Feed(daemon, clock=lambda: daemon.now)
+    for _ in range(5):
+        feed.poll()
+        daemon.now += 1
+    daemon.error = ABSENT
+    feed.poll()
+    daemon.now += 60
+    daemon.error, daemon.history = None, [recalled(5.0 * step, running=7.0) for step in range(13, 0, -1)]
+    feed.poll()
+    seen = feed.history.columns("running", 120, daemon.now)
+    assert None not in seen[-60:] and 7.0 in seen and feed.history.peak("running") == 12, "12 is what was seen before and after"
+
+
+def test_an_older_daemon_without_a_history_is_watched_all_the_same() -> None:
+    class Older(FakeDaemon):
+        def get(self, path: str, timeout: float, **query: Any) -> Any:
+            if path == "/v1/history":
+                raise CtlError(exits.FAILED, "this llmd does not have /v1/history", "", {"error": {}})
+            return super().get(path, timeout, **query)
+
+    picture = feed_of(Older(), seconds=1).picture
+    assert picture.error is None and picture.at is not None
