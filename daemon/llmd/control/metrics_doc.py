@@ -18,7 +18,8 @@ _HEAD = """\
 `GET /metrics` of the data plane (and of the admin plane) has the metrics of all processes in Prometheus' text format. One scrape target is enough:
 control keeps one registry, workers send it their totals with each heartbeat, and it adds up what they have done in all their lives. So a counter never
 goes down when a process restarts, control itself included; it begins at 0 when llmd is started anew. A gauge is the sum over the processes that live
-now. If control is away, a frontend serves the last text, and `llmd_metrics_age_seconds` grows. No label takes a value from a client.
+now. A value may be two heartbeats old (1 s by default): the worker's, and control's. If control is away, a frontend serves the last text, and
+`llmd_metrics_age_seconds` grows. No label takes a value from a client.
 `observability.metrics.require_key: true` asks for an API key.
 
 ```yaml
