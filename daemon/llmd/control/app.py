@@ -10,10 +10,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from llmd.control import listener, watchdog
-from llmd.control.admin import AdminServer
 from llmd.control.core import Core
 from llmd.control.history import History
 from llmd.control.lifecycle import Lifecycle
@@ -26,6 +25,9 @@ from llmd.control.supervisor_client import SupervisorAway, SupervisorClient
 from llmd.observability.pulse import next_tick
 from llmd.plan.context import WorkerContext
 from llmd.wire.messages import Publish
+
+if TYPE_CHECKING:
+    from llmd.control.admin import AdminServer
 
 log = logging.getLogger("llmd.control")
 
@@ -61,7 +63,7 @@ class ControlApp:
         self._unwritten = False
         self._stop = asyncio.Event()
         self.operations = Operations(self.core, self._save_now)
-        self._admin = AdminServer(self.core, self.operations, self._history)
+        self._admin: AdminServer | None = None
 
     def stop(self) -> None:
         """End this control; the daemon goes on."""
@@ -74,8 +76,7 @@ class ControlApp:
         if level := core.remembered.log_levels.get("control-0"):
             logging.getLogger().setLevel(level.upper())
         core.channel.bind(core.boot.ports.control)
-        self._admin.bind()
-        loops = [core.channel.run(), self._beats(), self._reports(), self._admin.run()]
+        loops = [core.channel.run(), self._beats(), self._reports(), self._serve_admin()]
         if self._events is not None:
             core.spawn(listener.run(self._events, core.report_due.set), "events")
         core.spawn(self._take_up(), "reload taken up")
@@ -89,6 +90,19 @@ class ControlApp:
             await self._close([stopped, *tasks])
         return 0
 
+    async def _serve_admin(self) -> None:
+        """The admin plane, for ever. Its import takes longer than all else, and clients may wait for what a new control tells frontends: that comes first."""
+        if self.core.resumed:
+            await self.core.until(lambda: self.core.settled, math.inf)
+        self._admin = await asyncio.get_running_loop().run_in_executor(None, self._make_admin)
+        self._admin.bind()
+        await self._admin.run()
+
+    def _make_admin(self) -> AdminServer:
+        from llmd.control.admin import AdminServer
+
+        return AdminServer(self.core, self.operations, self._history)
+
     async def _take_up(self) -> None:
         await self.core.until(lambda: self.core.settled, math.inf)
         await self.operations.take_up()
@@ -98,7 +112,8 @@ class ControlApp:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.core.channel.close()
-        self._admin.close()
+        if self._admin is not None:
+            self._admin.close()
         self.core.supervisor.close()
         self._writer.shutdown(wait=True)
         with contextlib.suppress(OSError):

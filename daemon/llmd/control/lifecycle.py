@@ -20,8 +20,8 @@ from llmd.observability.process import freeze_gc
 
 log = logging.getLogger("llmd.control")
 
-#: Seconds a replaced control waits for the workers to tell it how things are.
-SETTLE = 3.0
+#: Seconds a replaced control waits for the workers to tell it how things are, and for those of which it does not know whether they have ever been ready.
+SETTLE, SETTLE_NEW = 3.0, 0.5
 
 #: Seconds for all to freeze their heaps; nobody's readiness hangs on it.
 FREEZE_TIMEOUT = 10.0
@@ -48,7 +48,7 @@ class Lifecycle:
         """Make what the picture calls for happen."""
         core = self._core
         if not core.settled:
-            core.settled = self._picture_is_whole()
+            core.settled = self.picture_is_whole()
             if not core.settled:
                 return
             log.info("control is back (pid %d), %d processes known", os.getpid(), len(list(core.table)))
@@ -69,14 +69,18 @@ class Lifecycle:
 
     # ------------------------------------------------------------ start
 
-    def _picture_is_whole(self) -> bool:
+    def picture_is_whole(self) -> bool:
+        """Whether a control that replaces another knows how things are, or has waited long enough."""
         core = self._core
-        if time.monotonic() - core.started > SETTLE:
+        waited = time.monotonic() - core.started
+        if waited > SETTLE:
             return True
         if core.snapshot is None:
             return False
         for view in core.snapshot.processes:
             worker = core.table.get(view.name)
+            if waited > SETTLE_NEW and core.remembered.were_ready.get(view.name) != view.incarnation:
+                continue  # it started while nobody listened, and may still be importing: nothing of it is lost when it says Hello later
             # A heartbeat follows Hello and Ready, so after one it is known whether the worker is ready.
             if view.role != "control" and view.pid and (worker is None or worker.pid != view.pid or not worker.beat_at):
                 return False

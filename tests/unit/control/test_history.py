@@ -18,6 +18,8 @@ FIRST = "llmd_time_to_first_token_seconds"
 class Engine:
     """What of a core is read: the ledger, gauges, and the facts of one ready scheduler."""
 
+    can_generate = True
+
     def __init__(self, heartbeat: float = 0.5) -> None:
         self.ledger = Ledger()
         self.gauges: dict[str, float] = {}
