@@ -38,6 +38,7 @@ SIGNATURES: Signatures = {
     "llmd_pack": (_int, [_pointer, _int, _int, _int, _int, _int, _pointer, _int]),
     "llmd_unpack_rows": (_int, [_pointer, _int, _int, _int, _pointer, _int, _pointer, _int64]),
     "llmd_quant_rows_size": (_int64, [_int, _int]),
+    "llmd_reads_quantized": (_int, [_int, _int]),
     "llmd_quantize_rows": (_int, [_pointer, _pointer, _int64, _int, _int, _pointer]),
     "llmd_linear": (_int, [_pointer, _pointer, _int, _int, _int, _pointer, _int64, _int, _pointer, _int64, _int]),
 }

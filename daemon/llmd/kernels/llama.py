@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmd.kernels.packing import QUANTIZED
+from llmd.kernels.packing import reads_quantized
 from llmd.kernels.program import Floats, Program
 from llmd.store.model_config import ModelConfig
 
@@ -50,7 +50,7 @@ class _Llama:
             p.head_norm(self._vectors[at + "q_norm"], self._vectors[at + "k_norm"], config.rms_eps, qkv)
         p.rope_store(index, qkv)
         attended = p.attention(qkv, index, self.buffer("attended", config.q_size), window=config.window(index))
-        if self._matrices[at + "o"].format in QUANTIZED:
+        if self.reads_quantized(at + "o"):
             attended = p.quantize(attended, self.input("attended", at + "o"))
         self.linear(attended, at + "o", x, add=True)
         h = p.rms_norm(x, self._vectors[at + "mlp_norm"], config.rms_eps, self.input("h", at + "gate_up"))
@@ -95,4 +95,7 @@ class _Llama:
 
     def input(self, name: str, matrix: str) -> int:
         """The buffer of that name, of the kind that linear `matrix` reads."""
-        return self.buffer(name, self._matrices[matrix].k, quantized=self._matrices[matrix].format in QUANTIZED)
+        return self.buffer(name, self._matrices[matrix].k, quantized=self.reads_quantized(matrix))
+
+    def reads_quantized(self, matrix: str) -> bool:
+        return reads_quantized(self._matrices[matrix].format, self._matrices[matrix].k)

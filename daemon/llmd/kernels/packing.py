@@ -44,6 +44,11 @@ def unpack_rows(packed: Bytes, format: str, n: int, k: int, ids: npt.NDArray[np.
     return out
 
 
+def reads_quantized(format: str, k: int) -> bool:
+    """Whether a linear with such a matrix reads activations rounded for it, rather than float32."""
+    return bool(_library().llmd_reads_quantized(FORMATS[format], k))
+
+
 def source_bytes(kind: str, k: int) -> int:
     """Bytes of a row of `k` elements as GGUF stores `kind`."""
     block, size = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34)}[kind]

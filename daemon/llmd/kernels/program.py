@@ -23,7 +23,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from llmd.kernels.library import Signatures, declare, library, why_absent
-from llmd.kernels.packing import FORMATS, QUANTIZED
+from llmd.kernels.packing import FORMATS, reads_quantized
 
 Floats = npt.NDArray[np.float32]
 
@@ -192,7 +192,7 @@ class Program:
 
     def input_of(self, matrix: int, width: int) -> int:
         """A new buffer of the kind that a linear with `matrix` reads."""
-        return self.buffer(width, quantized=self._formats[matrix] in QUANTIZED)
+        return self.buffer(width, quantized=reads_quantized(self._formats[matrix], width))
 
     # -- operations --
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmd.kernels.library import ISAS, library
-from llmd.kernels.packing import FORMATS, QUANTIZED
+from llmd.kernels.packing import FORMATS, reads_quantized
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -108,7 +108,7 @@ def linear(weights: Bytes, format: str, n: int, x: Floats, handle: int, residual
     y[:] = np.nan
     if residual is not None:
         y[:, :n] = residual
-    rows = quantized_rows(x, handle) if format in QUANTIZED else x
+    rows = quantized_rows(x, handle) if reads_quantized(format, k) else x
     status = lib().llmd_linear(
         handle, weights.ctypes.data, FORMATS[format], n, k, rows.ctypes.data, x.strides[0] // 4, m, y.ctypes.data, n + spare, int(residual is not None)
     )

@@ -22,7 +22,7 @@ bool suits(const Matrix& w, int m) { return w.format >= 0 && w.format < FORMATS 
 LinearTiles::LinearTiles(const Linear& op, int threads) : LinearTiles(op, threads, panels(op.w)) {}
 
 LinearTiles::LinearTiles(const Linear& op, int threads, int parts) : op_(op), kernels_(linear_kernels()), parts_(parts) {
-    const int rows = is_quantized(op.w.format) ? kernels_.tile_rows : ROWS_PER_TILE_FP;
+    const int rows = reads_quantized(op.w.format, op.w.k) ? kernels_.tile_rows : ROWS_PER_TILE_FP;
     row_tiles_ = (op.m + rows - 1) / rows;
     const int64_t part_bytes = std::max<int64_t>(1, packed_size(op.w.format, op.w.n, op.w.k) / parts);
     const int64_t work = std::max<int64_t>(1, BYTES_PER_TILE / part_bytes / std::max(1, op.m));
@@ -83,6 +83,8 @@ LLMD_API int llmd_unpack_rows(const void* packed, int format, int n, int k, cons
 
 LLMD_API int64_t llmd_quant_rows_size(int m, int k) { return m < 0 || k <= 0 || k % llmd::GROUP ? -1 : int64_t(llmd::quant_rows_size(m, k)); }
 
+LLMD_API int llmd_reads_quantized(int format, int k) { return llmd::reads_quantized(format, k); }
+
 LLMD_API int llmd_quantize_rows(void* pool, const float* x, int64_t ldx, int m, int k, void* out) {
     if (m < 0 || k <= 0 || k % llmd::GROUP) return -1;
     llmd::quantize_rows(*static_cast<Pool*>(pool), x, ldx, m, llmd::quant_rows(out, m, k));
@@ -93,7 +95,7 @@ LLMD_API int llmd_linear(void* pool, const void* packed, int format, int n, int 
     const Matrix w{packed, format, n, k};
     if (!llmd::suits(w, m)) return -1;
     llmd::Linear op{w, nullptr, {}, y, ldx, ldy, m, flags};
-    if (llmd::is_quantized(format)) {
+    if (llmd::reads_quantized(format, k)) {
         op.xq = llmd::quant_rows(const_cast<void*>(x), m, k);
     } else {
         op.x = static_cast<const float*>(x);

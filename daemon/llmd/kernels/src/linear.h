@@ -5,9 +5,9 @@
 // first has a multiple of that many rows may be packed one after the other and used as one matrix (q, k, v; gate, up): see `row0` of pack.
 //
 // Every output element is reduced over k in one fixed order, whatever m, the tile, the thread. scalar, AVX2 and AVX-512 give the same bits; AMX gives its
-// own for the quantized formats, and the same for the others.
+// own for the quantized formats and for bf16, and the same for the others.
 //
-// Quantized formats work on activations of their own kind (QuantRows), int8 in groups of 32 or, with AMX, bf16. Making them is an operation of its own:
+// Quantized formats (with AMX, bf16 too) work on activations of their own kind (QuantRows), int8 in groups of 32 or, with AMX, bf16. Making them is an operation of its own:
 // once for q, k and v, and free to be fused with what produces x.
 #pragma once
 
@@ -27,6 +27,9 @@ constexpr int PANEL_FP = 32;   // outputs of an unquantized panel
 enum Format : int { FORMAT_F32 = 0, FORMAT_F16 = 1, FORMAT_BF16 = 2, FORMAT_Q4_0 = 3, FORMAT_Q4_1 = 4, FORMAT_Q8_0 = 5, FORMATS = 6 };
 
 static inline bool is_quantized(int format) { return format >= FORMAT_Q4_0; }
+
+// Whether a linear with such a matrix reads QuantRows rather than floats.
+static inline bool reads_quantized(int format, int k) { return is_quantized(format) || (format == FORMAT_BF16 && k % GROUP == 0 && current_isa() == ISA_AMX); }
 
 struct Matrix {
     const void* data;  // packed, aligned to 64
@@ -71,8 +74,8 @@ enum LinearFlags : int { LINEAR_ADD = 1 };  // y += x W^T (a residual)
 
 struct Linear {
     Matrix w;
-    const float* x;  // unquantized formats: [m, k], rows ldx apart
-    QuantRows xq;    // quantized formats
+    const float* x;  // [m, k], rows ldx apart, where !reads_quantized
+    QuantRows xq;    // else
     float* y;        // [m, n], rows ldy apart
     int64_t ldx;
     int64_t ldy;
@@ -89,10 +92,10 @@ struct LinearKernels {
     void (*quantize)(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1);
     // Panels [panel0, panel1) of y for rows [row0, row1).
     void (*block)(const Linear& op, int panel0, int panel1, int row0, int row1);
-    // out = silu(gate) * up for the first and second half of a quantized matrix's outputs, which nothing else sees; op.y is not used. Groups [group0, group1) of out;
+    // out = silu(gate) * up for the first and second half of the outputs of a matrix that reads QuantRows, which nothing else sees; op.y is not used. Groups [group0, group1) of out;
     // n is a multiple of 2 * GROUP. Null: not there.
     void (*gated)(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1);
-    int tile_rows;  // of a tile of a quantized linear, at most
+    int tile_rows;  // of a tile of a linear that reads QuantRows, at most
 };
 
 namespace scalar { extern const LinearKernels linear_kernels; }
@@ -134,7 +137,7 @@ class GatedTiles : private LinearTiles {
     GatedTiles(const Linear& op, const QuantRows& out, int threads);
     using LinearTiles::tiles;
     void run(int tile) const;
-    static bool can(const Matrix& w) { return linear_kernels().gated && is_quantized(w.format) && w.n % (2 * GROUP) == 0; }
+    static bool can(const Matrix& w) { return linear_kernels().gated && reads_quantized(w.format, w.k) && w.n % (2 * GROUP) == 0; }
 
   private:
     const QuantRows& out_;

@@ -79,7 +79,7 @@ bool Program::fits(const Op& op, bool tail) const {
         case Kind::EMBED: return has_matrix && matrix.k == hidden && is(op.out, hidden, false, false) && !tail;
         case Kind::RMS_NORM: return op.weight && in_known && is(op.in, in_width, tail, false) && is(op.out, in_width, tail, true);
         case Kind::LINEAR:
-            return has_matrix && is(op.in, matrix.k, tail, true) && buffers_[size_t(op.in)].quantized == is_quantized(matrix.format) && is(op.out, matrix.n, tail, false) &&
+            return has_matrix && is(op.in, matrix.k, tail, true) && buffers_[size_t(op.in)].quantized == reads_quantized(matrix.format, matrix.k) && is(op.out, matrix.n, tail, false) &&
                    op.in != op.out;
         case Kind::ADD_BIAS: return op.weight && out_known && is(op.out, out_width, tail, false);
         case Kind::HEAD_NORM: return op.weight && op.weight2 && is(op.out, qkv, false, false) && !tail;
@@ -88,7 +88,7 @@ bool Program::fits(const Op& op, bool tail) const {
             return is(op.in, qkv, false, false) && is(op.out, q, false, false) && in(op.layer, 0, shape_.layers - 1) && op.window >= 0 && !tail;
         case Kind::QUANTIZE: return in_known && is(op.in, in_width, tail, false) && is(op.out, in_width, tail, true) && buffers_[size_t(op.out)].quantized;
         case Kind::GATED:
-            return has_matrix && is(op.in, matrix.k, tail, true) && buffers_[size_t(op.in)].quantized == is_quantized(matrix.format) &&
+            return has_matrix && is(op.in, matrix.k, tail, true) && buffers_[size_t(op.in)].quantized == reads_quantized(matrix.format, matrix.k) &&
                    is(op.middle, matrix.n, tail, false) && is(op.out, matrix.n / 2, tail, true) && matrix.n % 2 == 0 && op.in != op.out;
         case Kind::SWIGLU: return out_known && is(op.in, 2 * out_width, tail, false) && is(op.out, out_width, tail, true);
         case Kind::POOL: return op.weight && is(op.in, hidden, false, false) && !tail;

@@ -3,18 +3,15 @@
 // does not depend on the others.
 //
 // bf16 rather than the int8 of the other instruction sets, because activations then need no scale of a group, and lose less.
-#include "../linear.h"
-
-#include "../isa/vec16.h"
 #include "../packed.h"
-
-#ifdef LLMD_HAS_AMX
-#define AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
-#define AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-bf16,avx512bf16")))
-#endif
+#include "linear_common.h"
 
 namespace llmd {
 namespace LLMD_ISA_NS {
+
+void bf16_block(const Linear& op, int panel0, int panel1, int row0, int row1);
+void bf16_gated(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1);
+
 namespace {
 
 #ifdef AMX
@@ -30,23 +27,6 @@ struct Scratch {
     alignas(64) float results[4][ROW_BLOCK][PANEL];
 };
 thread_local Scratch thread_scratch;
-
-Scratch& scratch_of_thread() {
-    Scratch* mine = &thread_scratch;
-    __asm__("" : "+r"(mine));  // else its address, a call in a shared library, is looked up at each use
-    return *mine;
-}
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes_per_row[16] = {};
-    uint8_t rows[16] = {};
-};
-
-VEC_INLINE int least(int a, int b) { return a < b ? a : b; }
-
-// GCC's tile intrinsics do not say that they read and write memory.
-VEC_INLINE void written() { __asm__ volatile("" ::: "memory"); }
 
 // Tile 0: sums of `rows` rows; 1: their activations, a row of 32 each; 2: weights, a pair of elements of 16 outputs in a row.
 AMX void configure(int rows) {
@@ -142,11 +122,6 @@ AMX_INLINE void block_sums(const QuantPanel& panel, const QuantRows& x, int row,
     }
 }
 
-VEC_INLINE void put_row(const Linear& op, float* y, V x, int columns, bool past) {
-    if (past && columns == PANEL && reinterpret_cast<uintptr_t>(y) % 64 == 0) return _mm512_stream_ps(y, x.v);
-    store(y, op.flags & LINEAR_ADD ? add(load(y, columns), x) : x, columns);
-}
-
 // y of a row block: `rows` rows, of ROWS that are computed.
 template <int FORMAT, int ROWS, bool WRITE>
 AMX void linear_tile(const Linear& op, const QuantPanel& panel, Scratch& scratch, int column, int row, int rows) {
@@ -177,23 +152,6 @@ AMX void linear_panels(const Linear& op, Scratch& scratch, int panel0, int panel
     _tile_release();
 }
 
-// 16 numbers as bf16 in the order that tiles of activations have: of each four, the two in the middle change places.
-AMX_INLINE __m256i ordered(__m512 x) {
-    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-    return _mm256_shuffle_epi8((__m256i)_mm512_cvtneps_pbh(x), order);
-}
-
-VEC_INLINE __m512 widened(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-
-// Group g of a row, from its two halves.
-AMX_INLINE void put_group(const QuantRows& out, int row, int g, __m512 first, __m512 second) {
-    const int64_t at = out.at(row, g);
-    const __m256i a = ordered(first), b = ordered(second);
-    _mm256_storeu_si256((__m256i*)(out.bf16() + GROUP * at), a);
-    _mm256_storeu_si256((__m256i*)(out.bf16() + GROUP * at + PANEL), b);
-    out.sums[at] = _mm512_reduce_add_ps(_mm512_add_ps(widened(a), widened(b)));
-}
-
 template <int FORMAT, int ROWS, bool WRITE>
 AMX void result_tile(const QuantPanel& panel, const QuantRows& x, Scratch& scratch, int index, int row) {
     __m512 f[ROWS];
@@ -201,8 +159,6 @@ AMX void result_tile(const QuantPanel& panel, const QuantRows& x, Scratch& scrat
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) _mm512_store_ps(scratch.results[index][r], f[r]);
 }
-
-VEC_INLINE V gate(V x, V up) { return mul(mul(x, up), inverse(add(splat(1.0f), exp(sub(splat(0.0f), x))))); }
 
 // Two panels of gates and two of ups make a group.
 template <int FORMAT, int ROWS>
@@ -235,7 +191,7 @@ AMX void quantize(const float* x, int64_t ldx, const QuantRows& out, int row0, i
 
 template <int FORMAT>
 void quant_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
-    Scratch& scratch = scratch_of_thread();
+    Scratch& scratch = once(thread_scratch);
     const int rows = row1 - row0;
     (rows <= 1   ? linear_panels<FORMAT, 1>
      : rows <= 4 ? linear_panels<FORMAT, 4>
@@ -245,7 +201,7 @@ void quant_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
 
 template <int FORMAT>
 void gated_block(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
-    Scratch& scratch = scratch_of_thread();
+    Scratch& scratch = once(thread_scratch);
     const int rows = row1 - row0;
     (rows <= 1   ? gated_groups<FORMAT, 1>
      : rows <= 4 ? gated_groups<FORMAT, 4>
@@ -258,6 +214,7 @@ void block(const Linear& op, int panel0, int panel1, int row0, int row1) {
         case FORMAT_Q4_0: return quant_block<FORMAT_Q4_0>(op, panel0, panel1, row0, row1);
         case FORMAT_Q4_1: return quant_block<FORMAT_Q4_1>(op, panel0, panel1, row0, row1);
         case FORMAT_Q8_0: return quant_block<FORMAT_Q8_0>(op, panel0, panel1, row0, row1);
+        case FORMAT_BF16: return op.x ? avx512::linear_kernels.block(op, panel0, panel1, row0, row1) : bf16_block(op, panel0, panel1, row0, row1);
         default: return avx512::linear_kernels.block(op, panel0, panel1, row0, row1);
     }
 }
@@ -266,7 +223,8 @@ void gated(const Linear& op, const QuantRows& out, int group0, int group1, int r
     switch (op.w.format) {
         case FORMAT_Q4_0: return gated_block<FORMAT_Q4_0>(op, out, group0, group1, row0, row1);
         case FORMAT_Q4_1: return gated_block<FORMAT_Q4_1>(op, out, group0, group1, row0, row1);
-        default: return gated_block<FORMAT_Q8_0>(op, out, group0, group1, row0, row1);
+        case FORMAT_Q8_0: return gated_block<FORMAT_Q8_0>(op, out, group0, group1, row0, row1);
+        default: return bf16_gated(op, out, group0, group1, row0, row1);
     }
 }
 
