@@ -15,15 +15,14 @@ class Meter:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._terminal = stream.isatty()
-        self._drawn = False
         self._drawn_at = 0.0
         self._tenth = 0
 
     def line(self, text: str) -> None:
-        """One line, below which the bar begins anew."""
-        self._stream.write(("\r\x1b[K" if self._drawn else "") + f"llmd: {text}\n")
+        """One line, below which the bar begins anew. A terminal's line may hold a bar, ours or the start's."""
+        self._stream.write(("\r\x1b[K" if self._terminal else "") + f"llmd: {text}\n")
         self._stream.flush()
-        self._drawn, self._tenth = False, 0
+        self._tenth = 0
 
     def progress(self, done: int, total: int) -> None:
         """`done` of `total` bytes; a total of 0 is not known."""
@@ -41,4 +40,4 @@ class Meter:
             full = done * _WIDTH // total
             self._stream.write(f"\r\x1b[K[{'#' * full}{'-' * (_WIDTH - full)}] {done / total:4.0%} of {total / 2**20:.0f} MiB")
             self._stream.flush()
-            self._drawn, self._drawn_at = True, now
+            self._drawn_at = now
