@@ -162,10 +162,12 @@ class ControlApp:
         counters, now = core.ledger.counters(), time.monotonic()
         self._history.rates.sample(counters, now)
         self._history.beat(now)
-        told = counters, [(worker.totals.gauges, worker.rss_bytes) for worker in core.table], core.shown_state
+        told = counters, [(worker.totals.gauges, worker.rss_bytes >> 20) for worker in core.table], core.shown_state
         if told != self._told or now - self._rendered_at >= RENDER_AGAIN:
             self._told, self._rendered_at = told, now
             core.metrics_text = self._metrics.render()
+        if self._admin is not None:
+            self._admin.tick()
         self._watch()
 
     def _publish(self) -> None:

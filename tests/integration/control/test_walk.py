@@ -69,7 +69,7 @@ def test_a_dead_engine_is_recovering_until_its_next_epoch_is_ready(daemon: Stage
     assert daemon.wait_state("ready")["epoch"] == 2
     assert "warmup" not in frontend.verbs()[2:]
     wait_for(lambda: daemon.metric("llmd_requests_retracted_total") == 4, "counter")
-    assert daemon.metric('llmd_process_restarts_total{role="scheduler",reason="signal"}') == 1
+    wait_for(lambda: daemon.metric('llmd_process_restarts_total{role="scheduler",reason="signal"}') == 1, "the supervisor's word")
     assert "recovering: scheduler-0 killed by SIGKILL" in daemon.log.read_text()
 
 
