@@ -76,6 +76,9 @@ class ControlApp:
         if level := core.remembered.log_levels.get("control-0"):
             logging.getLogger().setLevel(level.upper())
         core.channel.bind(core.boot.ports.control)
+        if not core.resumed:
+            self._admin = self._make_admin()
+            self._admin.bind()
         loops = [core.channel.run(), self._beats(), self._reports(), self._serve_admin()]
         if self._events is not None:
             core.spawn(listener.run(self._events, core.report_due.set), "events")
@@ -92,10 +95,10 @@ class ControlApp:
 
     async def _serve_admin(self) -> None:
         """The admin plane, for ever. Its import takes longer than all else, and clients may wait for what a new control tells frontends: that comes first."""
-        if self.core.resumed:
+        if self._admin is None:
             await self.core.until(lambda: self.core.settled, math.inf)
-        self._admin = await asyncio.get_running_loop().run_in_executor(None, self._make_admin)
-        self._admin.bind()
+            self._admin = await asyncio.get_running_loop().run_in_executor(None, self._make_admin)
+            self._admin.bind()
         await self._admin.run()
 
     def _make_admin(self) -> AdminServer:
