@@ -88,7 +88,7 @@ Ask, Keys, About, Choose { align: center middle; background: $background 60%; }
 .dialog.-ends { border: round $error; }
 .dialog .line { margin: 1 0 0 0; color: $primary; }
 .dialog #plan { height: auto; max-height: 42vh; scrollbar-size-vertical: 1; }
-Keys #plan { max-height: 60vh; }
+Keys .dialog #plan { max-height: 66vh; }
 .dialog #text { height: auto; }
 .dialog .buttons { height: 1; margin: 1 0 0 0; color: $muted; }
 .dialog .field { height: 1; margin: 1 0 0 0; }

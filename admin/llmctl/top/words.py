@@ -20,9 +20,11 @@ _ADVICE: Final = {
     "stopping": "new requests are refused, running ones may finish; then it ends",
     "failed": "it gave up: llmctl crashes, llmctl logs",
 }
+#: States in which there may be no control process yet, or none any more that would answer.
+_COMING_UP: Final = ("starting", "loading", "warming")
 #: Of a daemon that does not answer.
 _SILENT_ADVICE: Final = {
-    "starting": "it is starting; nothing to do but wait",
+    **{state: _ADVICE[state] for state in _COMING_UP},
     "not answering": "it is asked again every second; if this lasts: llmctl status, llmctl logs",
 }
 #: Without an answer, and without traces of a daemon: exit status -> the word in place of a state.
@@ -49,7 +51,7 @@ def state(picture: Picture) -> str:
     """The daemon's state, or that it does not say it."""
     if picture.error is not None:
         left = str(picture.left.get("state") or "")
-        known = left == "starting" or (picture.error.status == exits.NOT_RUNNING and left)
+        known = left in _COMING_UP or (picture.error.status == exits.NOT_RUNNING and left)
         return left if known else _SILENT.get(picture.error.status, "not answering")
     return "stopping" if _is_stopping(picture.status) else str(picture.status.get("state") or "asking")
 

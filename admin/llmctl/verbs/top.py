@@ -18,7 +18,7 @@ from llmctl.client import Client
 from llmctl.context import Context
 from llmctl.exits import CtlError
 from llmctl.logfiles import Logs, directory, pretty
-from llmctl.output import one_line
+from llmctl.output import duration, one_line
 from llmctl.top import plain
 from llmctl.top.feed import KEPT, Feed
 from llmctl.verbs._answers import leftovers
@@ -64,7 +64,10 @@ def _left(client: Client, error: CtlError) -> dict[str, Any]:
     if client.remote is not None or error.status not in (exits.NOT_RUNNING, exits.NOT_ANSWERING, exits.LOST):
         return {}
     answer, _, _ = leftovers(client, error)
-    return {"state": answer["state"], "reason": one_line(answer["reason"])} if answer["last_state"] or answer["state"] == "starting" else {}
+    if not answer["last_state"] and answer["state"] != "starting":
+        return {}
+    how = {"stopped": "it has ended, as asked", "died": f"it was killed, or ended without a word; it was {answer['last_state']}"}.get(answer["state"])
+    return {"state": answer["state"], "reason": f"{how}, {duration(answer['last_state_age_s'])} ago" if how else one_line(answer["reason"])}
 
 
 def _logs(context: Context) -> Callable[[], list[str]]:

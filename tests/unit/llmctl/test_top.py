@@ -268,7 +268,9 @@ def left(**known: Any) -> Picture:
     daemon = FakeDaemon()
     feed = Feed(daemon, clock=lambda: daemon.now, left=lambda error: known)
     feed.poll()
-    daemon.error = ABSENT if known.get("state") != "starting" else CtlError(exits.NOT_ANSWERING, "nobody listens", "try again in a few seconds")
+    daemon.error = (
+        ABSENT if known.get("state") not in ("starting", "loading") else CtlError(exits.NOT_ANSWERING, "nobody listens", "try again in a few seconds")
+    )
     return feed.poll()
 
 
@@ -282,7 +284,7 @@ def test_a_daemon_that_stops_is_not_said_to_be_resumable() -> None:
 
 
 def test_a_daemon_that_is_gone_is_told_by_how_it_ended() -> None:
-    for state, hue in (("stopped", "muted"), ("died", "error"), ("failed", "error"), ("starting", "warning")):
+    for state, hue in (("stopped", "muted"), ("died", "error"), ("failed", "error"), ("starting", "warning"), ("loading", "warning")):
         picture = left(state=state, reason="for a reason")
         assert (words.state(picture), words.reason(picture), words.hue(picture)) == (state, "for a reason", hue)
         assert "again in a few seconds" not in words.advice(picture), "it asks again by itself"
@@ -318,10 +320,10 @@ async def test_weights_are_asked_for_before_their_plan_is_shown() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("w")
         await until(pilot, lambda: "/models/" in seen(app), "where those that run are")
-        await pilot.press(*"v2", "slash", *"m.gguf", "tab", *"two", "down", "down", "enter")
+        await pilot.press(*"v2", "slash", *"m", "tab", *"two", "down", "down", "enter")
         await until(pilot, lambda: "12 requests held" in seen(app), "the plan")
-        assert "$ llmctl reload weights /models/v2/m.gguf --version two --mode abort" in seen(app)
-        asked = {"path": "/models/v2/m.gguf", "version": "two", "mode": "abort"}
+        assert "$ llmctl reload weights /models/v2/m --version two --mode abort" in seen(app)
+        asked = {"path": "/models/v2/m", "version": "two", "mode": "abort"}
         assert daemon.posted == [("/v1/reload", {**asked, "dry_run": True})]
         await pilot.press("n", "w")
         await until(pilot, lambda: "show the plan" in seen(app), "the fields again")
