@@ -17,6 +17,8 @@ from msgspec import Struct
 FOREIGN_LEVEL: Final = "warning"
 
 _STAMPED: Final = re.compile(rb"\d{4}-\d\d-\d\dT")
+#: What goes before the message in a line of text.
+_HEAD: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ +[a-z-]+(-\d+)?: ")
 _LAST_FRAMES: Final = 6
 
 
@@ -71,6 +73,11 @@ def words(line: str) -> list[str]:
         return [line]
     frames = [frame for frame in parsed.traceback.splitlines() if frame.strip()]
     return [*parsed.msg.splitlines(), *frames[-_LAST_FRAMES:]]
+
+
+def message(line: str) -> str:
+    """A line of text without its time, level and process."""
+    return line[match.end() :] if (match := _HEAD.match(line)) else line
 
 
 def telling(lines: list[str]) -> list[str]:

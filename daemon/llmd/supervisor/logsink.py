@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from llmd.observability.files import open_append
-from llmd.observability.lines import LineWrapper, telling, words
+from llmd.observability.lines import LineWrapper, message, telling, words
 from llmd.supervisor.journal import Journal
 from llmd.supervisor.os_seam import Os
 
@@ -125,7 +125,7 @@ class LogSink:
 
     def tail(self, name: str, lines: int = 20) -> list[str]:
         """What the last lines that a process wrote say; of these, if there are any, only WARNING and worse."""
-        return [word for line in telling(self._last_lines(name)) for word in words(line)][-lines:]
+        return [message(word) for line in telling(self._last_lines(name)) for word in words(line)][-lines:]
 
     def everything(self, name: str) -> list[str]:
         """What all lines say that are kept of a process."""

@@ -8,7 +8,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmd.observability.lines import LineWrapper, words
+from llmd.observability.lines import LineWrapper, message, words
 from llmd.observability.logs import JsonFormatter, TextFormatter
 
 JSON = LineWrapper(as_json=True)
@@ -50,3 +50,9 @@ def test_what_a_line_says() -> None:
         line = JsonFormatter("x").format(record("it failed", error))
     assert words(line)[0] == "it failed" and words(line)[-1] == "ValueError: the reason"
     assert words("plain") == ["plain"] and words("{half") == ["{half"]
+
+
+def test_the_message_of_a_line_of_text_is_what_follows_its_head() -> None:
+    assert message("2026-01-01T00:00:00.123Z ERROR   scheduler-0: no room: 5 MiB") == "no room: 5 MiB"
+    assert message("2026-01-01T00:00:00.123Z INFO    supervisor: ready") == "ready"
+    assert message("a library: 2026-01-01T00:00:00.123Z ERROR   scheduler-0: x") == "a library: 2026-01-01T00:00:00.123Z ERROR   scheduler-0: x"
