@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -136,6 +137,12 @@ class Daemon:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.wait_exit(timeout)
+
+    def stop_cleanly(self, timeout: float = 20) -> None:
+        """`stop`, and each process that was running then has ended with 0 too."""
+        assert self.stop(timeout) == 0
+        ends = re.findall(r"(\S+) \(pid \d+\) has stopped: (status \d+|signal \d+)", self.log_text())
+        assert ends and [end for end in ends if end[1] != "status 0"] == [], self.log_text()[-3000:]
 
     def __enter__(self) -> Daemon:
         return self

@@ -269,7 +269,7 @@ def chaos(directory: Path, model: dict[str, Any], seconds: float, every: tuple[f
         wait_for("the processes of the plan, and no other", lambda: len(daemon.children()) == settled, 60)
         wait_for("clients' connections are closed", lambda: all(now <= before[name] + 8 for name, now in descriptors(daemon).items()), 60)
         assert all(now < rss[name] + 64 * 2**20 for name, now in memory(daemon).items())
-        assert daemon.stop() == 0
+        daemon.stop_cleanly()
 
 
 def tiny(directory: Path) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     config = CONFIG | {"http": {"port": 0, "workers": WORKERS}}
     with Daemon(tmp_path_factory.mktemp("frontends"), config=config, failpoints="scheduler.step=delay(5ms)").start() as daemon:
         yield daemon
-        assert daemon.stop() == 0
+        daemon.stop_cleanly()
 
 
 def frontends(daemon: Daemon) -> dict[int, int]:

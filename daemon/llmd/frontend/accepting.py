@@ -73,6 +73,10 @@ class Acceptor:
         self._closed = True
         self._wait(None)
 
+    async def wait_closed(self) -> None:
+        """Until the connections that were taken last have been handed over; uvicorn waits for their end itself."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def _listen(self) -> None:
         self._pause = None
         self._loop.add_reader(self._listener.fileno(), self._readable)
