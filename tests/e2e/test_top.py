@@ -96,10 +96,15 @@ def _watch(daemon: Daemon, terminal: Terminal) -> None:
     terminal.sees("draining")
     assert daemon.status()["state"] == "draining"
     assert daemon.stop() == 0
-    terminal.sees("not running")
+    terminal.sees("it has ended, as asked")
     done = once(daemon)
-    assert done.returncode == 3 and "not running" in done.stdout
+    assert done.returncode == 3 and done.stdout.startswith("state  stopped")
     daemon.start()
     terminal.sees("live")
+    assert daemon.process is not None
+    daemon.process.kill()
+    assert daemon.wait_exit() == -signal.SIGKILL
+    terminal.sees("it was killed")
+    assert once(daemon).stdout.startswith("state  died")
     terminal.press("q")
     assert terminal.ended() == 0

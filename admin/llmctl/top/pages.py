@@ -66,7 +66,7 @@ class PageMap(Painted):
         lines = memory_bar(self, self.kv, cells).divide(range(width, cells, width))
         text = Text("\n").join([*lines, *[Text()] * (rows - math.ceil(cells / width))])
         each = total / cells
-        scale = "a block is a page" if each == 1 else f"a block is about {each:.0f} pages"
+        scale = "a block is a page" if each == 1 else f"a block is about {each:.{0 if each >= 10 else 1}f} pages"
         legend = memory_text(self, self.kv)
         if legend.cell_len + len(scale) + 3 <= width:
             legend.append(" " * (width - legend.cell_len - len(scale)) + scale, self.colour("muted"))
