@@ -264,13 +264,14 @@ class ControlApp:
         core = self.core
         if not core.settled:
             return f"{core.machine.state}; {stage}"  # as the supervisor has said when the one before ended
+        counts = requests(core)
         if core.shown_state in ("ready", "draining"):
-            counts = requests(core)
             extra = f"; {', '.join(core.degraded)}" if core.degraded else ""
             return f"{core.shown_state}: {counts['running']} running, {counts['waiting']} waiting{extra}"
         share = f" {progress:.0%}" if 0 < progress < 1 else ""
         detail = stage or core.reason
-        return f"{core.shown_state}{f': {detail}' if detail else ''}{share}"
+        held = f"; {counts['held']} held" if counts["held"] else ""
+        return f"{core.shown_state}{f': {detail}' if detail else ''}{share}{held}"
 
     # ------------------------------------------------------------ state file
 

@@ -53,6 +53,7 @@ def test_requests_join_what_frontends_and_ranks_know(daemon: Trio) -> None:
     frontend.meter.set("llmd_requests_held", 3)
     wait_for(lambda: made.status()["requests"]["held"] == 5, "two that had begun, and three that have come since")
     assert made.status()["requests"]["running"] == 0
+    wait_for(lambda: made.supervisor.reports[-1]["status"].endswith("; 5 held"), "systemd hears of it")
 
 
 def test_kv_shows_prefixes_holders_and_the_hit_rate(daemon: Trio) -> None:
