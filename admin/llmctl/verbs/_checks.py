@@ -238,6 +238,8 @@ def _meant(context: Context) -> _Meant:
         directory = str(known.get("directory") or "")
         overrides = tuple(str(each) for each in known.get("overrides") or [])
         whose = "of the llmd that runs" if place.pid is not None else "of the last start"
+        if (owner := place.run_dir.stat().st_uid) != os.geteuid():
+            whose += f"; looked at as uid {os.geteuid()}, not as its own uid {owner}"
         file = str(known["file"]) if known.get("file") else None
         names = (("STATE_DIRECTORY", "state_dir"), ("LOGS_DIRECTORY", "log_dir"))
         places = {"RUNTIME_DIRECTORY": str(place.run_dir), **{name: str(place.lock[key]) for name, key in names if place.lock.get(key)}}
