@@ -87,6 +87,8 @@ def test_it_is_active_when_it_answers_and_stops_cleanly(box: Box) -> None:
     status = json.loads(box.run("/opt/llmd/bin/llmctl", "status", "-o", "json"))
     assert status["state"] == "ready" and str(status["processes"][0]["pid"]) == show(box, "MainPID")
     assert "scheduler-0" in box.run("/opt/llmd/bin/llmctl", "logs", "scheduler-0", "-n", "3")
+    doctor = box.run("/opt/llmd/bin/llmctl", "doctor", check=False)
+    assert "(of the llmd that runs): llmd check finds no fault" in doctor, f"root looks as the user that llmd runs as:\n{doctor}"
     box.run("systemctl", "stop", "llmd")
     assert (show(box, "Result"), show(box, "ExecMainStatus")) == ("success", "0")
     lines = [json.loads(line) for line in box.run("journalctl", "-u", "llmd", "LLMD_PROCESS=control-0", "-o", "json").splitlines()]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import grp
-import os
 import platform
-import re
 import resource
 import shutil
 import stat
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +18,7 @@ from llmctl import exits, find, statefiles
 from llmctl.context import Context
 from llmctl.exits import CtlError
 from llmctl.output import counted, duration, size
+from llmctl.verbs._meant import meant
 from llmd import __version__
 
 MIB = 2**20
@@ -32,10 +29,6 @@ FEW_FILES = 4096
 MANY_RESTARTS = 3
 #: Seconds within which a crash is news.
 LATELY = 3600.0
-#: What the unit's command line names.
-UNIT_CONFIG = "/etc/llmd/llmd.yaml"
-#: Variables that set a key.
-_VARIABLE = re.compile(r"LLMD_[A-Z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -186,66 +179,21 @@ def _gpu(_: Context) -> Iterator[Finding]:
 
 def _configuration(context: Context) -> Iterator[Finding]:
     """What `llmd check` finds in the configuration, the model's files and the ports: of the daemon, or of the last one that was started."""
-    meant = _meant(context)
-    command = [sys.executable, "-P", "-m", "llmd.cli", "check", *(["-c", meant.file] if meant.file else []), *(f"--set={each}" for each in meant.overrides)]
-    command += ["--allow-failpoints"] if meant.failpoints else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=meant.environment(), cwd=meant.directory)
+    looked_at = meant(context, _status(context))
+    if looked_at.out_of_reach:
+        yield Finding("configuration", "warning", f"{looked_at.name}: only uid {looked_at.uid} and root can look as llmd does", "sudo llmctl doctor")
+        return
+    done = looked_at.check()
     if done.returncode == 0:
-        yield Finding("configuration", "ok", f"{meant.name}: llmd check finds no fault")
+        yield Finding("configuration", "ok", f"{looked_at.name}: llmd check finds no fault")
         return
     said = [line.removeprefix("llmd: ") for line in done.stderr.splitlines() if line.strip()]
     hint = next((line.removeprefix("hint: ") for line in said if line.startswith("hint: ")), "")
-    yield Finding("configuration", "wrong", f"{meant.name}: llmd check finds")
+    yield Finding("configuration", "wrong", f"{looked_at.name}: llmd check finds")
     *faults, last = [line for line in said if not line.startswith("hint: ")][:20] or [f"nothing, and ends with status {done.returncode}"]
     for line in faults:
         yield Finding("configuration", "wrong", line)
     yield Finding("configuration", "wrong", last, hint)
-
-
-@dataclass(frozen=True)
-class _Meant:
-    """With what a daemon was started, or would be."""
-
-    file: str | None
-    overrides: tuple[str, ...] = ()
-    environ: dict[str, str] = field(default_factory=dict)
-    directory: str | None = None
-    failpoints: bool = False
-    whose: str = ""
-    places: dict[str, str] = field(default_factory=dict)
-    """As systemd would name its directories: where it found itself then is not to be guessed from here."""
-
-    def environment(self) -> dict[str, str]:
-        """Of the check: with the daemon's own variables in place of ours, where they are known."""
-        ours = {name: value for name, value in os.environ.items() if not self.whose or not name.startswith("LLMD_")}
-        return ours | self.places | self.environ
-
-    @property
-    def name(self) -> str:
-        parts = [self.file or os.environ.get("LLMD_CONFIG") or "the defaults", *(f"--set {each}" for each in self.overrides)]
-        parts += [f"{name}={value}" for name, value in self.environ.items()]
-        return " ".join(parts) + (f" ({self.whose})" if self.whose else "")
-
-
-def _meant(context: Context) -> _Meant:
-    """What `-c` names; else what the daemon, or the last one that was started here, has written down; else what the unit would take."""
-    if (file := getattr(context.options, "config", None)) is not None:
-        return _Meant(file, failpoints=bool(_status(context).get("failpoints")))
-    place = find.choose(context.client.candidates)
-    known = place.lock.get("config") if place is not None else None
-    if place is not None and isinstance(known, dict):
-        environ = {str(name): str(value) for name, value in (known.get("environ") or {}).items() if _VARIABLE.fullmatch(str(name))}
-        directory = str(known.get("directory") or "")
-        overrides = tuple(str(each) for each in known.get("overrides") or [])
-        whose = "of the llmd that runs" if place.pid is not None else "of the last start"
-        if (owner := place.run_dir.stat().st_uid) != os.geteuid():
-            whose += f"; looked at as uid {os.geteuid()}, not as its own uid {owner}"
-        file = str(known["file"]) if known.get("file") else None
-        names = (("STATE_DIRECTORY", "state_dir"), ("LOGS_DIRECTORY", "log_dir"))
-        places = {"RUNTIME_DIRECTORY": str(place.run_dir), **{name: str(place.lock[key]) for name, key in names if place.lock.get(key)}}
-        return _Meant(file, overrides, environ, directory if os.path.isdir(directory) else None, bool(known.get("failpoints")), whose, places)
-    usual = os.environ.get("LLMD_CONFIG") is None and os.path.exists(UNIT_CONFIG)
-    return _Meant(_running_config(context) or (UNIT_CONFIG if usual else None))
 
 
 def _status(context: Context) -> dict[str, Any]:
@@ -254,15 +202,6 @@ def _status(context: Context) -> dict[str, Any]:
     except CtlError:
         return {}
     return status if isinstance(status, dict) else {}
-
-
-def _running_config(context: Context) -> str | None:
-    try:
-        answer: dict[str, Any] = context.get("/v1/config")
-    except CtlError:
-        return None
-    file = answer.get("config_file")
-    return str(file) if file else None
 
 
 def _crashes(context: Context) -> Iterator[Finding]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from llmd import __version__
 from llmd.config.convert import here
 from llmd.config.load import Loaded, is_meant
@@ -24,7 +26,7 @@ from llmd.supervisor import rundir
 def facts(dirs: Dirs, source: ConfigSource | None, *, failpoints: bool) -> dict[str, Any]:
     """For the lock file. `config` null: a caller's own ServerArgs, with no configuration that could be read again."""
     config = None if source is None else _config(source.config_file, source.overrides, source.environ, failpoints)
-    return {"pid": os.getpid(), "version": __version__, "log_dir": dirs.log_dir, "state_dir": dirs.state_dir, "config": config}
+    return {"pid": os.getpid(), "version": __version__, **msgspec.structs.asdict(dirs), "config": config}
 
 
 def failed(error: ConfigError, config_file: str | None, overrides: tuple[str, ...], env: Mapping[str, str], *, failpoints: bool) -> None:
