@@ -53,7 +53,7 @@ class Output:
         self._stream.write(text + "\n")
 
     def paint(self, text: str, colour: str | None) -> str:
-        return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if self.colour and colour else text
+        return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if self.colour and colour and text else text
 
     def state(self, state: str, width: int = 0) -> str:
         """A state in its colour, padded outside of the colour."""

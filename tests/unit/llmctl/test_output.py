@@ -69,3 +69,9 @@ def test_sizes(count: Any, text: str) -> None:
 def test_bars() -> None:
     assert bar(5, 10, 10) == "[#####-----]"
     assert bar(0, 0, 4) == "[----]"
+
+
+def test_a_fact_that_there_is_not_is_left_out_in_colour_too() -> None:
+    out = Output("table", True, stream := Terminal())
+    out.facts([("degraded", out.paint("", "yellow")), ("model", out.paint("m", "red"))])
+    assert len(stream.getvalue().splitlines()) == 1
