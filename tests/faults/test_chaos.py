@@ -47,6 +47,8 @@ FRONTEND_EVERY = 4
 USUAL_GAP = 0.5
 #: A request may take so long, pauses included; beyond, it hangs.
 PATIENCE = 120 * SLOW
+#: Faults after which chaos may end in its time; on a slow machine, where processes are away for longer, it goes on until there were so many.
+ENOUGH = 6
 
 
 @dataclass
@@ -141,11 +143,11 @@ class Ports(httpx.AsyncHTTPTransport):
         return await super().handle_async_request(request)
 
 
-async def client_loop(number: int, daemon: Daemon, bodies: list[dict[str, Any]], oracle: list[list[Any]], until: float, seen: Observed) -> None:
+async def client_loop(number: int, daemon: Daemon, bodies: list[dict[str, Any]], oracle: list[list[Any]], over: Callable[[], bool], seen: Observed) -> None:
     dice = random.Random(number)
     ports = Ports()
     async with httpx.AsyncClient(base_url=daemon.url, timeout=PATIENCE, transport=ports) as client:
-        while time.monotonic() < until:
+        while not over():
             choice, stream = dice.randrange(len(bodies)), dice.random() < 0.6
             # A new connection now and then, so that all do not stay for ever with the frontend that has not died.
             client.headers["connection"] = "close" if dice.random() < 0.3 else "keep-alive"
@@ -163,11 +165,10 @@ async def client_loop(number: int, daemon: Daemon, bodies: list[dict[str, Any]],
                 seen.wrong.append(f"{what}: {answer!r} is not {oracle[choice]!r}")
 
 
-async def inject(daemon: Daemon, until: float, every: tuple[float, float], dice: random.Random) -> list[Fault]:
-    faults: list[Fault] = []
+async def inject(daemon: Daemon, over: Callable[[float], bool], every: tuple[float, float], dice: random.Random, faults: list[Fault]) -> None:
     kinds = [(role, signum) for role in ROLES for signum in (signal.SIGKILL, signal.SIGSTOP)]
     queue: list[tuple[str, signal.Signals]] = []
-    while time.monotonic() + every[1] < until:
+    while not over(every[1]):
         await asyncio.sleep(dice.uniform(*every))
         queue = queue or dice.sample(kinds, len(kinds))
         role, signum = queue.pop()
@@ -175,7 +176,6 @@ async def inject(daemon: Daemon, until: float, every: tuple[float, float], dice:
             role = dice.choice(FRONTENDS)
         fault = await asyncio.to_thread(strike, daemon, role, signum)
         faults += [fault] if fault is not None else []
-    return faults
 
 
 def strike(daemon: Daemon, role: str, signum: signal.Signals) -> Fault | None:
@@ -204,9 +204,14 @@ async def run(daemon: Daemon, seconds: float, every: tuple[float, float], seed: 
         bodies = requests_of(lambda body: texts[body["prompt"]])
         oracle = [await ask(client, body, False) for body in bodies]
         assert oracle == [await ask(client, body, True) for body in bodies], "streamed and whole are the same"
-    seen, until = Observed(), time.monotonic() + seconds
-    clients = [client_loop(n, daemon, bodies, oracle, until, seen) for n in range(CLIENTS)]
-    faults, *_ = await asyncio.gather(inject(daemon, until, every, random.Random(seed)), *clients)
+    seen, faults, began = Observed(), list[Fault](), time.monotonic()
+
+    def over(ahead: float = 0.0) -> bool:
+        lasted = time.monotonic() + ahead - began
+        return lasted >= seconds * SLOW or (lasted >= seconds and len(faults) >= ENOUGH)
+
+    clients = [client_loop(n, daemon, bodies, oracle, over, seen) for n in range(CLIENTS)]
+    await asyncio.gather(inject(daemon, over, every, random.Random(seed), faults), *clients)
     return seen, faults
 
 
@@ -255,7 +260,7 @@ def chaos(directory: Path, model: dict[str, Any], seconds: float, every: tuple[f
         settled = len(daemon.children())
         before = descriptors(daemon)
         rss = memory(daemon)
-        seen, faults = asyncio.run(run(daemon, seconds * SLOW, every, seed))
+        seen, faults = asyncio.run(run(daemon, seconds, every, seed))
         measure_pauses(seen, faults)
         daemon.wait_ready(60)
         recovered = daemon.metric("llmd_requests_recovered_total")
