@@ -124,7 +124,7 @@ def test_control_may_restart_the_engine_and_that_is_not_counted(embedded: Make) 
     one = embedded(full(), restart={"max": 0, "window": 60.0, "backoff": [0.0, 1.0, 30.0]}).start()
     one.ready()
     before = one.pid("scheduler-0")
-    assert one.call("restartEngine", reason="reload") == {"ok": True, "message": ""}
+    assert one.call("restartEngine", reason="reload") == {"ok": True, "message": "", "epoch": 1}, "the epoch that this ends"
     until("the new one", lambda: one.pid("scheduler-0") not in (0, before))
     assert one.snapshot()["epoch"] == 2
     assert one.child("scheduler-0")["last_exit"]["reason"] == "reload"
