@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from llmd.control.operation import Operation
 from llmd.errors import RequestError, envelope
@@ -23,25 +26,41 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def add_errors(app: FastAPI) -> None:
+def get(path: str, handler: Handler) -> Route:
+    """A route that takes GET alone: starlette would add HEAD."""
+    route = Route(path, handler, methods=["GET"])
+    route.methods = {"GET"}
+    return route
+
+
+def post(path: str, handler: Handler) -> Route:
+    """A route that takes POST."""
+    return Route(path, handler, methods=["POST"])
+
+
+def add_errors(app: Starlette) -> None:
     """Every error has the envelope."""
 
-    @app.exception_handler(RequestError)
-    async def refused(request: Request, error: RequestError) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
         operation, holder = getattr(error, "operation", None), getattr(error, "holder", None)
         return error_response(error.message, error.status, code=error.code, param=error.param, hint=error.hint, operation=operation, holder=holder)
 
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         hint = "GET /v1/status, or llmctl --help" if error.status_code == 404 else ""
         return error_response(str(error.detail), error.status_code, code=code, hint=hint, headers=dict(error.headers or {}))
 
-    @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         return error_response("internal error; the log has more", 500, code="internal_error")
+
+    app.add_exception_handler(RequestError, refused)
+    app.add_exception_handler(HTTPException, no_route)
+    app.add_exception_handler(Exception, broken)
 
 
 def refuse_browsers(app: App) -> App:

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response
-from starlette.responses import StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from llmd.control import configuration, crashes, exposition, openapi, peer, requests, status
 from llmd.control.core import Core
 from llmd.control.events import Event
 from llmd.control.history import History
-from llmd.control.http import add_errors, flag, json_response, read_body, text, while_connected, whole
+from llmd.control.http import Handler, add_errors, flag, get, json_response, post, read_body, text, while_connected, whole
 from llmd.control.operation import Operation
 from llmd.control.operations import WAITING_VERBS, Operations
 from llmd.control.verbs import VERBS
@@ -30,94 +32,99 @@ PING = 15.0
 MAX_AUDIT = 10_000
 
 
-def build(core: Core, operations: Operations, history: History) -> FastAPI:
+def build(core: Core, operations: Operations, history: History) -> Starlette:
     """The application."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    _add_reads(app, core, history)
-    _add_records(app, core, operations)
-    _add_events(app, core)
-    _add_changes(app, core, operations)
+    app = Starlette(routes=[*_reads(core, history), *_records(core, operations), *_events(core), *_changes(core, operations)])
     add_errors(app)
     return app
 
 
-def _add_reads(app: FastAPI, core: Core, history: History) -> None:
+def _reads(core: Core, history: History) -> list[Route]:
     """What is read comes from control's picture, never from a rank."""
 
-    @app.get("/v1/status")
-    async def get_status() -> Response:
+    async def get_status(request: Request) -> Response:
         return json_response(status.status(core, history.rates))
 
-    @app.get("/v1/processes")
-    async def get_processes() -> Response:
+    async def get_processes(request: Request) -> Response:
         return json_response({"processes": status.processes(core)})
 
-    @app.get("/v1/kv")
-    async def get_kv() -> Response:
+    async def get_kv(request: Request) -> Response:
         return json_response(requests.kv(core))
 
-    @app.get("/v1/requests")
-    async def get_requests() -> Response:
+    async def get_requests(request: Request) -> Response:
         return json_response(requests.requests(core))
 
-    @app.get("/v1/history")
-    async def get_history() -> Response:
+    async def get_history(request: Request) -> Response:
         return json_response(history.shown(time.monotonic()))
 
-    @app.get("/v1/config")
-    async def get_config() -> Response:
+    async def get_config(request: Request) -> Response:
         return json_response(configuration.config(core))
 
-    @app.get("/v1/weights")
-    async def get_weights() -> Response:
+    async def get_weights(request: Request) -> Response:
         return json_response(status.weights(core))
 
-    @app.get("/v1/openapi.json")
-    async def get_openapi() -> Response:
+    async def get_openapi(request: Request) -> Response:
         return json_response(openapi.document())
 
-    @app.get("/metrics")
-    async def get_metrics() -> Response:
+    async def get_metrics(request: Request) -> Response:
         return Response(core.metrics_text, media_type=exposition.CONTENT_TYPE)
 
+    return [
+        get("/v1/status", get_status),
+        get("/v1/processes", get_processes),
+        get("/v1/kv", get_kv),
+        get("/v1/requests", get_requests),
+        get("/v1/history", get_history),
+        get("/v1/config", get_config),
+        get("/v1/weights", get_weights),
+        get("/v1/openapi.json", get_openapi),
+        get("/metrics", get_metrics),
+    ]
 
-def _add_records(app: FastAPI, core: Core, operations: Operations) -> None:
+
+def _records(core: Core, operations: Operations) -> list[Route]:
     """What has been done."""
 
-    @app.get("/v1/operations")
-    async def get_operations() -> Response:
+    async def get_operations(request: Request) -> Response:
         return json_response({"operations": operations.newest_first()})
 
-    @app.get("/v1/operations/{number}")
-    async def get_operation(number: str) -> Response:
-        operation = operations.get(number)
+    async def get_operation(request: Request) -> Response:
+        operation = operations.get(request.path_params["number"])
         if operation is None:
             raise RequestError("there is no such operation", code="not_found")
         return json_response(operation)
 
-    @app.get("/v1/audit")
     async def get_audit(request: Request) -> Response:
         count = whole(request.query_params.get("limit", "100"), "limit", MAX_AUDIT)
         lines = await asyncio.get_running_loop().run_in_executor(None, operations.audit.newest, count)
         return json_response({"audit": lines})
 
-    @app.get("/v1/crashes")
     async def get_crashes(request: Request) -> Response:
         count = whole(request.query_params.get("limit", "50"), "limit", MAX_AUDIT)
         directory = Path(core.boot.state_dir) / "crashes"
         return json_response({"crashes": await asyncio.get_running_loop().run_in_executor(None, crashes.newest, directory, count)})
 
+    return [
+        get("/v1/operations", get_operations),
+        get("/v1/operations/{number}", get_operation),
+        get("/v1/audit", get_audit),
+        get("/v1/crashes", get_crashes),
+    ]
 
-def _add_events(app: FastAPI, core: Core) -> None:
+
+def _events(core: Core) -> list[Route]:
     """Events as they happen (SSE), from `since` on; with `follow=false` those that there are, as JSON."""
 
-    @app.get("/v1/events")
     async def get_events(request: Request) -> Response:
         query = request.query_params
         since = whole(query.get("since") or request.headers.get("last-event-id") or "0", "since", 2**53)
         if not flag(query.get("follow", "true"), "follow"):
             return json_response({"events": core.events.since(since), "last": core.events.last})
         return StreamingResponse(_stream(core, since), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+    return [
+        get("/v1/events", get_events),
+    ]
 
 
 async def _stream(core: Core, since: int) -> AsyncIterator[bytes]:
@@ -130,7 +137,7 @@ def _sse(event: Event) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.seq, event.kind.encode(), msgspec.json.encode(event))
 
 
-def _add_changes(app: FastAPI, core: Core, operations: Operations) -> None:
+def _changes(core: Core, operations: Operations) -> list[Route]:
     """Each change is an operation, whichever path it came by."""
 
     async def change(request: Request, verb: str, raw: dict[str, Any]) -> Response:
@@ -159,7 +166,6 @@ def _add_changes(app: FastAPI, core: Core, operations: Operations) -> None:
         operation = begun.result()
         return json_response(operation, 202, {"location": f"/v1/operations/{operation.id}"})
 
-    @app.post("/v1/operations")
     async def post_operation(request: Request) -> Response:
         body = await read_body(request)
         unknown = body.keys() - {"verb", "target", "params", "reason", "dry_run", "wait"}
@@ -172,13 +178,13 @@ def _add_changes(app: FastAPI, core: Core, operations: Operations) -> None:
         common = {name: body[name] for name in ("reason", "dry_run", "wait") if body.get(name) is not None}
         return await change(request, text(body.get("verb"), "verb"), {**params, **target, **common})
 
-    def route(verb: str) -> None:
-        @app.post(f"/v1/{verb}")
-        async def post(request: Request) -> Response:
+    def changed_by(verb: str) -> Handler:
+        async def post_verb(request: Request) -> Response:
             return await change(request, verb, {**dict(request.query_params), **await read_body(request)})
 
-    for verb in VERBS:
-        route(verb)
+        return post_verb
+
+    return [post("/v1/operations", post_operation), *(post(f"/v1/{verb}", changed_by(verb)) for verb in VERBS)]
 
 
 async def _outcome(work: asyncio.Task[Operation]) -> None:

@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,8 +39,9 @@ _PATH_SHOWN: Final = 128
 
 def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None], limits: RateLimits | None = None) -> Gate:
     """The ASGI application of one frontend. `limits`: of keys, where they are not this frontend's alone."""
-    app = FastAPI(title="llmd", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lambda _: lifespan)
-    routes = app.router.routes[:] = _routes(runtime)
+    routes = _routes(runtime)
+    app = Starlette(routes=routes, lifespan=lambda _: lifespan)
+    app.router.redirect_slashes = False
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientGone, _on_client_gone)

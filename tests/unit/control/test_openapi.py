@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.routing import Route
 
 from llmd.control import openapi
@@ -21,7 +20,7 @@ def test_the_committed_document_is_current() -> None:
 
 def test_paths_and_methods_are_those_of_the_routes() -> None:
     unused: Any = None
-    app: FastAPI = build(unused, unused, unused)
+    app = build(unused, unused, unused)
     routes = {(route.path, method.lower()) for route in app.routes if isinstance(route, Route) for method in (route.methods or ()) if method != "HEAD"}
     documented = {(path, method) for path, methods in openapi.document()["paths"].items() for method in methods}
     assert routes == documented

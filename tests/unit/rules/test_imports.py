@@ -15,18 +15,19 @@ from tests.daemon import SLOW
 
 HEAVY = ("torch", "transformers")
 MAINS = {
-    "llmd.supervisor.main": (*HEAVY, "zmq", "pydantic", "fastapi"),
-    "llmd.frontend.main": HEAVY,
-    "llmd.control.main": HEAVY,
+    "llmd.supervisor.main": (*HEAVY, "zmq", "pydantic", "starlette"),
+    "llmd.frontend.main": (*HEAVY, "fastapi", "pydantic", "numpy"),
+    "llmd.control.main": (*HEAVY, "fastapi", "pydantic", "numpy"),
+    "llmd.control.admin": (*HEAVY, "fastapi", "pydantic", "numpy"),
     "llmd.detokenizer.main": HEAVY,
-    "llmd.scheduler.main": (*HEAVY, "fastapi", "pydantic"),
+    "llmd.scheduler.main": (*HEAVY, "starlette", "pydantic"),
     "llmd.model.native_loader": HEAVY,
     "llmd.model.native_runner": HEAVY,
-    "llmd.worker": (*HEAVY, "fastapi"),
+    "llmd.worker": (*HEAVY, "starlette"),
     "llmd": (*HEAVY, "zmq", "msgspec", "asyncio"),
-    "llmd.engine.api": (*HEAVY, "fastapi", "uvicorn"),
-    "llmd.engine.child": (*HEAVY, "zmq", "pydantic", "fastapi", "numpy"),
-    "llmd.launch_server": (*HEAVY, "zmq", "pydantic", "fastapi", "numpy"),
+    "llmd.engine.api": (*HEAVY, "starlette", "uvicorn"),
+    "llmd.engine.child": (*HEAVY, "zmq", "pydantic", "starlette", "numpy"),
+    "llmd.launch_server": (*HEAVY, "zmq", "pydantic", "starlette", "numpy"),
     "llmctl.main": (*HEAVY, "zmq", "yaml", "numpy", "llmd.config"),
     "llmd.config.load": (*HEAVY, "zmq", "pydantic", "numpy"),
 }

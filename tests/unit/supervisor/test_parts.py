@@ -192,7 +192,7 @@ def test_only_a_name_that_is_not_in_the_cache_is_pulled(tmp_path: Path, path: st
 
 def test_the_supervisor_stays_light() -> None:
     """No thread may run in the main process, so nothing that starts one is imported."""
-    heavy = ["torch", "transformers", "numpy", "zmq", "pydantic", "fastapi", "uvicorn"]
+    heavy = ["torch", "transformers", "numpy", "zmq", "pydantic", "starlette", "uvicorn"]
     code = f"import sys, llmd.supervisor.main, llmd.supervisor.rpc; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
