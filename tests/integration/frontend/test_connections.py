@@ -28,7 +28,7 @@ def endless(world: World, pace: float = 0.01) -> None:
 def post(world: World, **body: Any) -> socket.socket:
     """Send a completion request and return its socket."""
     data = json.dumps({"model": "toy", "prompt": "hello", "max_tokens": 400, **body}).encode()
-    raw = socket.create_connection(("127.0.0.1", int(world.url.rsplit(":", 1)[1])), timeout=10)
+    raw = socket.create_connection(("127.0.0.1", int(world.url.rsplit(":", 1)[1])), timeout=10 * SLOW)
     raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
     return raw
 
@@ -190,7 +190,7 @@ def test_a_client_that_reads_again_gets_all_it_missed(make_world: Callable[..., 
 
 
 def test_one_connection_serves_again_after_a_pause(world: World) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", int(world.url.rsplit(":", 1)[1]), timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", int(world.url.rsplit(":", 1)[1]), timeout=5 * SLOW)
     for _ in range(3):
         connection.request("POST", "/v1/completions", json.dumps({"prompt": "hello", "max_tokens": 4}))
         answer = connection.getresponse()

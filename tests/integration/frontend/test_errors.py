@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from llmd.wire.messages import AbortReq
+from tests.daemon import SLOW
 
 from .conftest import wait_for
 
@@ -277,7 +278,7 @@ def test_unknown_paths_and_methods(shared: Shared) -> None:
 
 
 def test_bytes_that_are_not_http(shared: Shared) -> None:
-    with socket.create_connection(("127.0.0.1", int(shared.url.rsplit(":", 1)[1])), timeout=5) as raw:
+    with socket.create_connection(("127.0.0.1", int(shared.url.rsplit(":", 1)[1])), timeout=5 * SLOW) as raw:
         raw.sendall(b"HELLO\r\n\r\n")
         answer = b""
         while data := raw.recv(4096):
