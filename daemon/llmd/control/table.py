@@ -54,7 +54,8 @@ class Worker:
         """In words, with how long and how far."""
         if not self.ready:
             return self.stage
-        return f"{self.phase} for {self.step_age_s:.1f} s, after {self.steps} steps" if self.step_age_s else f"{self.phase}, after {self.steps} steps"
+        done = f"after {self.steps} step{'' if self.steps == 1 else 's'}"
+        return f"{self.phase} for {self.step_age_s:.1f} s, {done}" if self.step_age_s else f"{self.phase}, {done}"
 
     @property
     def blocked_on(self) -> str:
