@@ -27,7 +27,9 @@ struct Planner {
 
     int64_t total() const {
         int64_t cost = 0;
-        for (const Span& span : spans) for_tiles(span, [&](int first, int count) { cost += int64_t(blocks_of(span, first, count)) * (count + BLOCK_COST - 1); });
+        for (const Span& span : spans) {
+            for_tiles(span, [&](int first, int count) { cost += int64_t(blocks_of(span, first, count)) * (count + BLOCK_COST - 1); });
+        }
         return cost * op.kv.kv_heads;
     }
 

@@ -1,5 +1,5 @@
-// Attention on the matrix unit (AMX) where the cache is bf16: queries and weights are rounded to bf16 too, sums stay float32. Decode and prefill go the
-// same way, so that a token's bits do not depend on which of them it came through. Other caches go as with AVX-512.
+// Attention on the matrix unit (AMX) in bf16: queries and weights are rounded too, sums stay float32. An int8 cache becomes bf16 block by block. Decode and
+// prefill go the same way, so that a token's bits do not depend on which of them it came through. A float32 cache goes as with AVX-512.
 #include "../isa/attention_vectors.h"
 
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
@@ -161,7 +161,7 @@ AMX VEC_INLINE void round_bf16(uint16_t* p, V a) {
 }
 
 // As softmax in attention_vectors.h; the weights become bf16 in place.
-AMX void bf16_softmax(float* row, int tiles, int lo, int hi, float& max, float& sum_, int lines, Ahead& ahead) {
+AMX void bf16_softmax(float* row, int tiles, int lo, int hi, const float* const* scales, float& max, float& sum_, int lines, Ahead& ahead) {
     uint16_t* weights = reinterpret_cast<uint16_t*>(row);
     if (lo >= hi) {
         memset(weights, 0, size_t(tiles) * TILE * 2);
@@ -184,20 +184,60 @@ AMX void bf16_softmax(float* row, int tiles, int lo, int hi, float& max, float& 
     for (int t = 0; t < tiles; t++) {
         const V p = quick_exp2(fma(score[t], log2e, reference));
         total = add(total, p);
-        round_bf16(weights + t * TILE, p);
+        round_bf16(weights + t * TILE, scales ? mul(p, load(scales[t])) : p);
         ahead.lines(lines);
     }
     sum_ = sum(total);
 }
 
+// A line of an int8 tile as two of a bf16 one: the four numbers of each word become two words in two lines. Numbers up to 127 are bf16 as they are.
+VEC_INLINE void expand_exact(const char* from, char* to, int second) {
+    V n[4];
+    load_i8_quads(from, n);
+    for (int i = 0; i < 2; i++) {
+        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(n[2 * i].v), 16), high = _mm512_castps_si512(n[2 * i + 1].v);
+        _mm512_storeu_si512(to + i * second, _mm512_or_si512(low, high));
+    }
+}
+
+AMX VEC_INLINE void expand_scaled(const char* from, V scale, char* to) {
+    // Numbers i and 16 + i side by side.
+    const __m512i counting = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i turns = _mm512_or_si512(_mm512_slli_epi32(_mm512_add_epi32(counting, _mm512_set1_epi32(16)), 16), counting);
+    V n[4];
+    load_i8_quads(from, n);
+    for (int i = 0; i < 2; i++) {
+        const __m512bh halves = _mm512_cvtne2ps_pbh(mul(n[2 * i + 1], scale).v, mul(n[2 * i], scale).v);
+        __m512i words;
+        memcpy(&words, &halves, sizeof words);
+        _mm512_storeu_si512(to + i * 64, _mm512_permutexvar_epi16(turns, words));
+    }
+}
+
+// The block's int8 tiles as bf16 ones, keys with their scales; those of values are the softmax's business.
+AMX void expand(BlockTiles& b, int dim, char* out, Ahead& ahead) {
+    for (int t = 0; t < b.count; t++) {
+        const char *k = b.k[t], *v = b.v[t];
+        b.k[t] = out;
+        for (int d = 0; d < dim; d += TILE) {
+            const V scale = load_bf16(b.k_scales[t] + d);
+            for (int i = 0; i < TILE; i += 4, k += 64, out += 128) expand_scaled(k, scale, out);
+            ahead.ask(4);
+        }
+        b.v[t] = out;
+        for (int slot = 0; slot < TILE; slot += 4, out += dim * 4) {
+            for (int d = 0; d < dim; d += TILE, v += 64, out += 64) expand_exact(v, out, dim * 4);
+            ahead.ask(4);
+        }
+    }
+}
+
 // Sixteen rows at a time, so that their scores stay near. Scores of the next sixteen are asked of the matrix unit before the softmax of these.
-AMX void bf16_block(const Where& at, int block, const Work& w, Ahead& ahead) {
-    const BlockTiles b = block_tiles<Bf16>(at, block, w);
+AMX void amx_block(const Where& at, const BlockTiles& b, int block, const float* const* scales, const Work& w, Ahead& ahead) {
     const int dim = at.op.kv.dim(), group = at.op.group(), rows = at.tokens * group;
     float *now = w.scores, *next = w.scores + TILE * BLOCK;
     int lo, hi;
     const int lines = most(24 / group, 1);  // a head's softmax goes on asking: about as many, whatever the group
-    ahead.begin(b.count);
     // Tiles of keys that rows up to `row` see.
     const auto tiles_of = [&](int row) {
         visible(at, block, (least(row + TILE, rows) - 1) / group, b.keys, lo, hi);
@@ -212,7 +252,7 @@ AMX void bf16_block(const Where& at, int block, const Work& w, Ahead& ahead) {
         touched(now);
         for (int i = 0; i < n; i++) {
             visible(at, block, (row + i) / group, b.keys, lo, hi);
-            bf16_softmax(now + i * BLOCK, here, lo, hi, w.max[row + i], w.sum[row + i], lines, ahead);
+            bf16_softmax(now + i * BLOCK, here, lo, hi, scales, w.max[row + i], w.sum[row + i], lines, ahead);
         }
         touched(now);
         all_values(now, b.v, here, dim, w.values + row * dim, ahead);
@@ -223,16 +263,30 @@ AMX void bf16_block(const Where& at, int block, const Work& w, Ahead& ahead) {
     touched(w.values);
 }
 
+AMX void bf16_block(const Where& at, int block, const Work& w, Ahead& ahead) {
+    const BlockTiles b = block_tiles<Bf16>(at, block, w);
+    ahead.begin(b.count);
+    amx_block(at, b, block, nullptr, w, ahead);
+}
+
+AMX void i8_block(const Where& at, int block, const Work& w, Ahead& ahead) {
+    BlockTiles b = block_tiles<I8>(at, block, w);
+    ahead.begin(b.count);
+    expand(b, at.op.kv.dim(), w.expanded, ahead);
+    touched(w.expanded);
+    amx_block(at, b, block, b.v_scales, w, ahead);
+}
+
 struct Tiles {
     static AMX void begin(const Attention& op, int rows) {
-        if (op.kv.type == KV_BF16) configure(least(rows, TILE));
+        if (op.kv.type != KV_F32) configure(least(rows, TILE));
     }
     static AMX void end(const Attention& op) {
-        if (op.kv.type == KV_BF16) _tile_release();
+        if (op.kv.type != KV_F32) _tile_release();
     }
     static void load(const Where& at, const Work& w) {
         load_queries(at, w);
-        if (at.op.kv.type != KV_BF16) return;
+        if (at.op.kv.type == KV_F32) return;
         // In place: a row's bf16 take its first half.
         const int dim = at.op.kv.dim();
         for (int row = 0; row < at.tokens * at.op.group(); row++) {
@@ -242,7 +296,11 @@ struct Tiles {
         touched(w.q);
     }
     static void block(const Where& at, int index, const Work& w, Ahead& ahead) {
-        at.op.kv.type == KV_BF16 ? bf16_block(at, index, w, ahead) : Vectors::block(at, index, w, ahead);
+        switch (at.op.kv.type) {
+            case KV_BF16: return bf16_block(at, index, w, ahead);
+            case KV_I8: return i8_block(at, index, w, ahead);
+            default: return Vectors::block(at, index, w, ahead);
+        }
     }
 };
 

@@ -42,10 +42,11 @@ struct Work {
     float* old_max;  // [R] merged
     float* old_sum;  // [R] merged
     char* gathered;  // [TILES] tiles of one head
+    char* expanded;  // [TILES] int8 tiles of one head as bf16, at a line of the cache
 
     // The same from row r on, for a head that is not the first.
     Work from(int r, int dim) const {
-        return {q + r * dim, scores, values + r * dim, total + r * dim, max + r, sum + r, old_max + r, old_sum + r, gathered};
+        return {q + r * dim, scores, values + r * dim, total + r * dim, max + r, sum + r, old_max + r, old_sum + r, gathered, expanded};
     }
 };
 
@@ -65,6 +66,7 @@ Work carve(void* scratch, const KvShape& kv, int rows) {
     w.old_max = take(r);
     w.old_sum = take(r);
     w.gathered = reinterpret_cast<char*>(at);
+    w.expanded = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(w.gathered + TILES * kv.head_bytes()) + 63) / 64 * 64);
     return w;
 }
 
@@ -85,26 +87,33 @@ class Ahead {
     // Of `spans`, or of blocks [block, block + blocks) of one.
     Ahead(const Attention& op, int head, int heads, const Span* spans, int n) : Ahead(op, head, heads, spans, n, op.first_block(spans->position), 1 << 30) {}
     Ahead(const Attention& op, int head, int heads, const Span* spans, int n, int block, int blocks)
-        : op_(op), first_(head), heads_(heads), span_(spans), end_(spans + n), block_(block), blocks_(blocks), bytes_(int(op.kv.head_bytes())) {
+        : op_(op), first_(head), heads_(heads), span_(spans), end_(spans + n), block_(block), blocks_(blocks), bytes_(int(op.kv.head_bytes())),
+          slowly_(op.kv.type == KV_I8 ? 3 : 0) {
         begin_block();
-        allow(LEAD);
-        while (at_ && left_ > 0) lines(8);
+        allow(op.kv.type == KV_I8 ? 1024 : 256);  // as measured: less leaves memory idle, more comes too early
+        catch_up();
     }
-    explicit Ahead(const Attention& op) : op_(op), first_(0), heads_(0), span_(nullptr), end_(nullptr), block_(0), blocks_(0), bytes_(0) {}  // asks for nothing
+    // Asks for nothing.
+    explicit Ahead(const Attention& op) : op_(op), first_(0), heads_(0), span_(nullptr), end_(nullptr), block_(0), blocks_(0), bytes_(0), slowly_(0) {}
 
     // Called once for each head and block with the number of its tiles: so much more may be asked for.
-    void begin(int tiles) { allow(tiles * bytes_ / 64); }
+    void begin(int tiles) {
+        catch_up();
+        allow(tiles * bytes_ / 64);
+    }
 
     // The next n lines of 64 bytes, if they may be asked for.
-    LLMD_INLINE void lines(int n) {
+    LLMD_INLINE void ask(int n) {
         if (left_ <= 0) return;
         for (int i = 0; i < n; i++) __builtin_prefetch(at_ + i * 64, 0, 2);
         left_ -= n;
         if ((at_ += n * 64) >= stop_) next_piece();
     }
 
+    // Where n lines of bf16 are computed with: int8's are fewer, and most of them have been asked for where they became bf16.
+    LLMD_INLINE void lines(int n) { ask(n >> slowly_); }
+
   private:
-    static constexpr int LEAD = 256;    // lines: more come too early, fewer do not fill the time of a softmax
     static constexpr int PIECE = 1024;  // bytes of a tile, before the next one's turn
 
     const Attention& op_;
@@ -113,11 +122,16 @@ class Ahead {
     const Span* const end_;
     int block_, blocks_;  // the present one, and how many of this span come with it
     const int bytes_;     // of a tile and head
+    const int slowly_;
     int tile_ = 0, tiles_ = 0, head_ = 0, offset_ = 0, left_ = 0;
     const char *at_ = nullptr, *stop_ = nullptr;
 
     void allow(int n) {
         if (at_) left_ += n;
+    }
+
+    void catch_up() {
+        while (left_ > 0) ask(8);
     }
 
     void begin_block() {
@@ -168,8 +182,8 @@ void gather(const Where& at, int position, int keys, char* out) {
         if (T::scaled) {
             from += kv.plane_bytes();
             to += kv.plane_bytes();
-            memcpy(to + i * 4, from + lane * 4, 4);
-            memcpy(to + (TILE + i) * 4, from + (TILE + lane) * 4, 4);
+            for (int d = 0; d < dim; d += TILE) memcpy(to + (d + i) * 2, from + (d + lane) * 2, 2);
+            memcpy(to + kv.key_scale_bytes() + i * 4, from + kv.key_scale_bytes() + lane * 4, 4);
         }
     }
 }
@@ -178,7 +192,8 @@ void gather(const Where& at, int position, int keys, char* out) {
 struct BlockTiles {
     const char* k[2 * TILES];
     const char* v[TILES];
-    const float* scales[TILES];
+    const uint16_t* k_scales[2 * TILES];
+    const float* v_scales[TILES];
     int keys;
     int count;
 };
@@ -200,10 +215,11 @@ BlockTiles block_tiles(const Where& at, int block, const Work& w) {
             b.k[t] = out;
         }
         b.v[t] = b.k[t] + kv.plane_bytes();
-        b.scales[t] = reinterpret_cast<const float*>(b.v[t] + kv.plane_bytes());
+        b.k_scales[t] = reinterpret_cast<const uint16_t*>(b.v[t] + kv.plane_bytes());
+        b.v_scales[t] = reinterpret_cast<const float*>(b.v[t] + kv.plane_bytes() + kv.key_scale_bytes());
     }
     // Kernels that take several tiles at once may read one of them again.
-    for (int t = b.count; t < 2 * TILES; t++) b.k[t] = b.k[b.count - 1];
+    for (int t = b.count; t < 2 * TILES; t++) b.k[t] = b.k[b.count - 1], b.k_scales[t] = b.k_scales[b.count - 1];
     return b;
 }
 
@@ -376,22 +392,24 @@ void put_bf16(char* plane, const float* x, int n, int dim, int lane, bool is_key
     }
 }
 
-// Returns the scale. A number that is not finite makes it so.
-float put_i8(char* plane, const float* x, int n, int dim, int lane, bool is_key) {
+// n numbers of a lane's vector from dimension `first` on. Returns the scale, `unit` or more bits of it being zero. A number that is not finite makes it so.
+float put_i8(char* plane, const float* x, int first, int n, int dim, int lane, bool is_key, uint32_t unit) {
     float largest = 0.0f, poison = 0.0f;
-    for (int d = 0; d < n; d++) {
+    for (int d = first; d < first + n; d++) {
         const float magnitude = __builtin_fabsf(x[d]);
         largest = magnitude > largest ? magnitude : largest;
         poison += x[d] * 0.0f;
     }
     const bool usable = largest >= 1e-30f && poison == 0.0f;
-    const float inverse = usable ? 127.0f / largest : 0.0f;
+    // Rounded up, so that no number comes to more than 127.
+    const float scale = usable ? bits_to_float((float_to_bits(largest / 127.0f) + (unit - 1)) & ~(unit - 1)) : poison;
+    const float inverse = usable ? 1.0f / scale : 0.0f;
     int8_t* out = reinterpret_cast<int8_t*>(plane);
-    for (int d = 0; d < n; d++) {
+    for (int d = first; d < first + n; d++) {
         const float value = usable ? x[d] * inverse : 0.0f;
         out[is_key ? (d / 4 * TILE + lane) * 4 + d % 4 : (lane / 4 * dim + d) * 4 + lane % 4] = int8_t(value + (value < 0.0f ? -0.5f : 0.5f));
     }
-    return usable ? largest / 127.0f : poison;
+    return scale;
 }
 
 void put(const KvShape& kv, char* head, int lane, const float* k, const float* v) {
@@ -404,9 +422,13 @@ void put(const KvShape& kv, char* head, int lane, const float* k, const float* v
         put_bf16(head, k, n, dim, lane, true);
         put_bf16(values, v, n, dim, lane, false);
     } else {
-        float* scales = reinterpret_cast<float*>(values + kv.plane_bytes());
-        scales[lane] = put_i8(head, k, n, dim, lane, true);
-        scales[TILE + lane] = put_i8(values, v, n, dim, lane, false);
+        // Keys have a few dimensions that are much larger than the others, values have none.
+        char* scales = values + kv.plane_bytes();
+        for (int d = 0; d < n; d += TILE) {
+            const float scale = put_i8(head, k, d, least(TILE, n - d), dim, lane, true, 1u << 16);
+            reinterpret_cast<uint16_t*>(scales)[d + lane] = to_bf16(scale);
+        }
+        reinterpret_cast<float*>(scales + kv.key_scale_bytes())[lane] = put_i8(values, v, 0, n, dim, lane, false, 1);
     }
 }
 

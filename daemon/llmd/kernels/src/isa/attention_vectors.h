@@ -17,16 +17,21 @@ constexpr int QR = 2, KT = 1, VT = 1;
 
 
 template <class T, int R>
-void scores_of(const float* q, const char* const* tiles, int count, int dim, float* out, Ahead& ahead) {
+void scores_of(const float* q, const BlockTiles& b, int dim, float* out, Ahead& ahead) {
     constexpr int P = T::P;
-    for (int t0 = 0; t0 < count; t0 += KT) {
+    for (int t0 = 0; t0 < b.count; t0 += KT) {
         V acc[R][KT];
         for (int r = 0; r < R; r++)
             for (int t = 0; t < KT; t++) acc[r][t] = splat(0.0f);
         for (int d = 0; d < dim; d += P) {
             V k[KT][P];
-            for (int t = 0; t < KT; t++) T::unpack(tiles[t0 + t] + d * (TILE * 4 / P), k[t]);
-            ahead.lines(KT);
+            for (int t = 0; t < KT; t++) {
+                T::unpack(b.k[t0 + t] + d * (TILE * 4 / P), k[t]);
+                if (!T::scaled) continue;
+                const V scale = load_bf16(b.k_scales[t0 + t] + d / TILE * TILE);
+                for (int p = 0; p < P; p++) k[t][p] = mul(k[t][p], scale);
+            }
+            ahead.ask(KT);
             for (int p = 0; p < P; p++)
                 for (int r = 0; r < R; r++) {
                     const V x = splat(q[r * dim + d + p]);
@@ -48,7 +53,7 @@ void values_at(const float* weights, const char* const* tiles, int keys, int dim
         const char* at = tiles[key / TILE] + (key % TILE / P * dim + d) * 4;
         V v[N][P];
         for (int n = 0; n < N; n++) T::unpack(at + n * TILE * 4, v[n]);
-        ahead.lines(N);
+        ahead.ask(N);
         for (int p = 0; p < P; p++)
             for (int r = 0; r < R; r++) {
                 const V x = splat(weights[r * BLOCK + key + p]);
@@ -88,11 +93,11 @@ void for_rows(int rows, Step step) {
 template <class T>
 struct Scores {
     const Work& w;
-    const char* const* tiles;
-    int count, dim;
+    const BlockTiles& b;
+    int dim;
     Ahead& ahead;
     template <int R>
-    void run(int row) const { scores_of<T, R>(w.q + row * dim, tiles, count, dim, w.scores + row * BLOCK, ahead); }
+    void run(int row) const { scores_of<T, R>(w.q + row * dim, b, dim, w.scores + row * BLOCK, ahead); }
 };
 
 template <class T>
@@ -105,7 +110,7 @@ struct Values {
     void run(int row) const { values_of<T, R>(w.scores + row * BLOCK, tiles, keys, dim, w.values + row * dim, ahead); }
 };
 
-// Scores [lo, hi) of a row become weights, the others 0. `scales`: of each tile's keys and values, or null.
+// Scores [lo, hi) of a row become weights, the others 0. `scales`: of each tile's values, or null.
 void softmax(float* row, int tiles, int lo, int hi, const float* const* scales, float& max, float& sum_) {
     if (lo >= hi) {
         for (int t = 0; t < tiles; t++) store(row + t * TILE, splat(0.0f));
@@ -117,7 +122,6 @@ void softmax(float* row, int tiles, int lo, int hi, const float* const* scales, 
     V highest = splat(LOWEST);
     for (int t = 0; t < tiles; t++) {
         V s = load(row + t * TILE);
-        if (scales) s = mul(s, load(scales[t]));
         const int from = lo - t * TILE, to = hi - t * TILE;
         if (from > 0 || to < TILE) s = in_lanes(least(most(from, 0), TILE), least(most(to, 0), TILE), s, nothing);
         highest = llmd::LLMD_ISA_NS::max(highest, s);
@@ -129,7 +133,7 @@ void softmax(float* row, int tiles, int lo, int hi, const float* const* scales, 
     for (int t = 0; t < tiles; t++) {
         V p = exp(sub(load(row + t * TILE), reference));
         total = add(total, p);
-        if (scales) p = mul(p, load(scales[t] + TILE));
+        if (scales) p = mul(p, load(scales[t]));
         store(row + t * TILE, p);
     }
     sum_ = sum(total);
@@ -140,11 +144,11 @@ void one_block(const Where& at, int block, const Work& w, Ahead& ahead) {
     const BlockTiles b = block_tiles<T>(at, block, w);
     const int dim = at.op.kv.dim(), group = at.op.group();
     ahead.begin(b.count);
-    for_rows(at.tokens * group, Scores<T>{w, b.k, b.count, dim, ahead});
+    for_rows(at.tokens * group, Scores<T>{w, b, dim, ahead});
     for (int token = 0, row = 0; token < at.tokens; token++) {
         int lo, hi;
         visible(at, block, token, b.keys, lo, hi);
-        for (int g = 0; g < group; g++, row++) softmax(w.scores + row * BLOCK, b.count, lo, hi, T::scaled ? b.scales : nullptr, w.max[row], w.sum[row]);
+        for (int g = 0; g < group; g++, row++) softmax(w.scores + row * BLOCK, b.count, lo, hi, T::scaled ? b.v_scales : nullptr, w.max[row], w.sum[row]);
     }
     for_rows(at.tokens * group, Values<T>{w, b.v, b.keys, dim, ahead});
 }

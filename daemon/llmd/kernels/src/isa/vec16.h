@@ -87,6 +87,11 @@ VEC_INLINE void store_bf16(uint16_t* p, V a) {
     const __m512i result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
 }
+// 16 bf16
+VEC_INLINE V load_bf16(const uint16_t* p) {
+    const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16))};
+}
 // lanes 2i and 2i + 1 change places
 VEC_INLINE V swap_pairs(V a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 VEC_INLINE void halves(V a, __m256& low, __m256& high) {
@@ -156,6 +161,11 @@ VEC_INLINE __m256i bf16x8(__m256 x) {
 VEC_INLINE void store_bf16(uint16_t* p, V x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi32(bf16x8(x.a), bf16x8(x.b)), 0xd8));
 }
+VEC_INLINE __m256 bf16_at(const uint16_t* p) {
+    const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+}
+VEC_INLINE V load_bf16(const uint16_t* p) { return {bf16_at(p), bf16_at(p + 8)}; }
 VEC_INLINE V swap_pairs(V x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
 VEC_INLINE void halves(V x, __m256& low, __m256& high) {
     low = x.a;
@@ -203,6 +213,7 @@ VEC_INLINE V in_lanes(int lo, int hi, V a, V b) { LLMD_LANES(i >= lo && i < hi ?
 VEC_INLINE void store_bf16(uint16_t* p, V a) {
     for (int i = 0; i < 16; i++) p[i] = to_bf16(a.v[i]);
 }
+VEC_INLINE V load_bf16(const uint16_t* p) { LLMD_LANES(bits_to_float(uint32_t(p[i]) << 16)); }
 VEC_INLINE V swap_pairs(V a) { LLMD_LANES(a.v[i ^ 1]); }
 VEC_INLINE void load_bf16_pairs(const void* p, V& first, V& second) {
     uint32_t raw[16];
