@@ -25,6 +25,7 @@ from llmd.store.safetensors_dir import INDEX, SafetensorsDir, read_json
 from llmd.store.token_ids import id_faults
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.load import Tokenizer, load_tokenizer
+from llmd.tokenizer.token_bytes import TokenBytes
 
 #: Small files taken as they are from a model's directory.
 COPIED = ("tokenizer.json", "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -95,11 +96,12 @@ def _model_files(args: ModelArgs, cache_dir: Path, places: Sequence[Path]) -> Mo
     failpoints.hit("store.tokenizer")
     try:
         tokenizer = load_tokenizer(small)
+        table = TokenBytes.load(small)
         template = ChatTemplate.load(small, args.chat_template)
     except ConfigError as error:
         raise ConfigError([fault.replace(str(small), origin) for fault in error.faults], hint=error.hint) from None
     bos = tokenizer.bos_token_id
-    faults = _tokenizer_faults(tokenizer, found.vocab_size, f"{origin}/tokenizer.json")
+    faults = _tokenizer_faults(tokenizer, table, found.vocab_size, f"{origin}/tokenizer.json")
     if faults:
         raise ConfigError(faults)
     return ModelFiles(
@@ -289,7 +291,7 @@ def _tokenizer_override(path: Path) -> small_files.Files:
     return files
 
 
-def _tokenizer_faults(tokenizer: Tokenizer, vocab_size: int, source: str) -> list[str]:
+def _tokenizer_faults(tokenizer: Tokenizer, table: TokenBytes, vocab_size: int, source: str) -> list[str]:
     """Whether the tokenizer fits the model and gives back what it is given."""
     if tokenizer.size > vocab_size:
         return [f"{source}: the tokenizer has {tokenizer.size} tokens, the model's embedding only {vocab_size}: they do not belong together"]
@@ -298,7 +300,8 @@ def _tokenizer_faults(tokenizer: Tokenizer, vocab_size: int, source: str) -> lis
         return [f"{source}: the end token {ends[0]} is not in the vocabulary of {vocab_size}"]
     try:
         ids = tokenizer.encode(SENTENCE, add_special_tokens=False)
-        back = tokenizer.decode(ids, skip_special_tokens=False)
+        decoder = table.decoder(skip_special_tokens=False)
+        back = decoder.feed(ids) + decoder.flush()
     except Exception as error:  # the library raises bare Exception
         return [f"{source}: the tokenizer fails on a plain sentence: {error}"]
     if not ids or not all(0 <= id < vocab_size for id in ids):

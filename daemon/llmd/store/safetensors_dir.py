@@ -10,14 +10,16 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from llmd.errors import ConfigError
 from llmd.store.gguf import lfs_hint, regular_file_size
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -134,6 +136,8 @@ class SafetensorsDir:
 
     def raw(self, tensor: SafeTensor) -> npt.NDArray[np.uint8]:
         """The tensor's bytes [nbytes], mapped, not copied."""
+        import numpy as np
+
         if tensor.file not in self._maps:
             self._maps[tensor.file] = np.memmap(tensor.file, dtype=np.uint8, mode="r")
         return self._maps[tensor.file][tensor.offset : tensor.offset + tensor.nbytes]

@@ -6,6 +6,7 @@ Decoding goes through the same byte table as streaming (llmd.tokenizer.token_byt
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -31,9 +32,10 @@ class Tokenizer:
         self._facts = facts
         added = inner.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(id for id, token in added.items() if token.special)
-        self.size: int = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocab = inner.get_vocab(with_added_tokens=True)
+        self.size: int = max(vocab.values(), default=-1) + 1
         """Ids run from 0 to size - 1; what a padded embedding has beyond them means nothing."""
-        self._bytes_per_token = _most_bytes_per_token(inner)
+        self._bytes_per_token = _most_bytes_per_token(inner, vocab)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -74,12 +76,12 @@ class Tokenizer:
         return self.token_bytes.raw(id).decode("utf-8", "replace")
 
 
-def _most_bytes_per_token(inner: tokenizers.Tokenizer) -> float:
+def _most_bytes_per_token(inner: tokenizers.Tokenizer, vocab: Iterable[str]) -> float:
     """Bytes of text that one token can stand for at most; infinite where an unknown token can swallow any number of them."""
     model = inner.model
     if not isinstance(model, tokenizers.models.BPE) or (model.fuse_unk and not model.byte_fallback):
         return math.inf
-    longest = max((len(token.encode("utf-8", "replace")) for token in inner.get_vocab(with_added_tokens=True)), default=1)
+    longest = max(map(len, map(str.encode, vocab)), default=1)
     return longest * (1 if inner.normalizer is None else _NORMALIZER_SHRINKS)
 
 

@@ -7,6 +7,7 @@ library, decoding a short window of ids again and again. Added tokens are always
 
 from __future__ import annotations
 
+import codecs
 import re
 from encodings import utf_8
 from pathlib import Path
@@ -191,11 +192,11 @@ def byte_characters() -> dict[str, int]:
 
 
 def _fill_byte_level(table: list[bytes], vocab: dict[str, int]) -> None:
-    alphabet = byte_characters()
+    alphabet: Any = {ord(character): byte for character, byte in byte_characters().items()}
     for piece, id in vocab.items():
         try:
-            table[id] = bytes([alphabet[character] for character in piece])
-        except KeyError:
+            table[id] = codecs.charmap_encode(piece, "strict", alphabet)[0]
+        except UnicodeEncodeError:
             table[id] = piece.encode()
 
 
