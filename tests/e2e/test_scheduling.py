@@ -69,7 +69,7 @@ def _queue_is_bounded(daemon: Daemon, pool: ThreadPoolExecutor) -> None:
     running = busy(daemon, pool)
     futures = [pool.submit(one, number) for number in range(49)]
     wait_for("what cannot wait is refused", lambda: sum(future.done() for future in futures) == 41, 5)
-    assert daemon.requests() == (1, 8)
+    wait_for("status, which follows the heartbeats, says so", lambda: daemon.requests() == (1, 8), 5)
     with httpx.Client() as client:
         client.get(daemon.url + "/livez")
         began = time.monotonic()
