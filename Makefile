@@ -8,8 +8,12 @@ STAMP := $(VENV)/.installed
 KERNELS := daemon/llmd/kernels
 LIBRARY := $(KERNELS)/libllmd_kernels.so
 ARGS ?=
+# Files of tests that run beside each other: one more than cores, because most tests wait for processes. TEST_WORKERS=0: one after another.
+TEST_WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 # All time bounds of tests are stretched by this factor: they catch hangs, and a machine may be slow.
 export LLMD_TEST_SLOWNESS ?= 3
+# And so is the time that one test may take (pyproject.toml has it for a fast machine).
+export PYTEST_TIMEOUT ?= 360
 
 .PHONY: help setup run test check format docs bench soak clean
 
@@ -42,7 +46,7 @@ run: setup ## run llmd in the foreground; ARGS='-c FILE --set key=value' are pas
 
 test: setup ## all checks, then all tests; ARGS are passed to pytest
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup ## lint, format, types, import rules
 	$(BIN)/ruff check .

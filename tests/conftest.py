@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import ssl
+from pathlib import Path
 from typing import Any
 
 import certifi
@@ -17,8 +18,13 @@ hypothesis.settings.register_profile("llmd", deadline=None, suppress_health_chec
 hypothesis.settings.load_profile("llmd")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A developer's own LLMD_ settings and proxies must not decide a test."""
+    """A developer's own LLMD_ settings and proxies must not decide a test; nor does whether it runs beside others."""
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if worker and config.option.basetemp:
+        # Of pytest-xdist: `popen-gw2`. The path of a socket has 107 bytes, and a test's directory is most of them.
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(worker.removeprefix("gw")))
     for name in list(os.environ):
         if (name.startswith("LLMD_") and not name.startswith("LLMD_TEST_")) or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
             del os.environ[name]
