@@ -14,12 +14,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from llmd.config.fields import FIELDS, SECTIONS, value_of
+from llmd.config.fields import FIELDS, SECTIONS
 from llmd.config.keys import key_faults, read_admin_key, read_keys
-from llmd.config.listen import host_and_port
+from llmd.config.listen import bare_host, host_and_port, is_loopback
 from llmd.config.load import FlagValue, Loaded, load_config
 from llmd.config.server_args import ServerArgs
 from llmd.config.units import format_duration
+from llmd.config.values import value_of
 from llmd.errors import ConfigError
 
 DUMMY: Final = "dummy"
@@ -180,21 +181,6 @@ def _tls_faults(cert: str, key: str) -> list[str]:
     except OSError as error:  # ssl.SSLError is one
         return [f"admin.tls_cert: {cert} and {key} cannot be used: {error.strerror or error}"]
     return []
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody outside this machine reaches `host`. A name other than localhost counts as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(bare_host(host)).is_loopback
-    except ValueError:
-        return False
-
-
-def bare_host(host: str) -> str:
-    """An IPv6 address as the system takes it, without the brackets of a URL."""
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def _not_yet(args: ServerArgs, key: str) -> str | None:

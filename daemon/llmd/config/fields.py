@@ -98,10 +98,9 @@ def _number(number: inspect.IntType | inspect.FloatType, unit: str | None) -> st
     return f"{name} {limits}".rstrip()
 
 
-def _walk(cls: type[Struct], prefix: str, sections: dict[str, str]) -> Iterator[Field]:
-    hints = get_type_hints(cls, include_extras=True)
-    info = inspect.type_info(cls)
+def _walk(info: inspect.Type, prefix: str, sections: dict[str, str]) -> Iterator[Field]:
     assert isinstance(info, inspect.StructType)
+    hints = get_type_hints(info.cls, include_extras=True)
     for field in info.fields:
         meta = field.type
         assert isinstance(meta, inspect.Metadata)
@@ -111,7 +110,7 @@ def _walk(cls: type[Struct], prefix: str, sections: dict[str, str]) -> Iterator[
         inner = bare(meta)
         if isinstance(inner, inspect.StructType):
             sections[key] = (inner.cls.__doc__ or text).strip()
-            yield from _walk(inner.cls, f"{key}.", sections)
+            yield from _walk(inner, f"{key}.", sections)
         else:
             default = field.default if field.default_factory is inspect.NODEFAULT else field.default_factory()  # type: ignore[attr-defined]
             yield Field(
@@ -129,15 +128,7 @@ def _walk(cls: type[Struct], prefix: str, sections: dict[str, str]) -> Iterator[
 #: Dotted name of each section -> its text.
 SECTIONS: Final[dict[str, str]] = {}
 #: Dotted name of each key -> the key, in the order of the file.
-FIELDS: Final[dict[str, Field]] = {field.key: field for field in _walk(ServerArgs, "", SECTIONS)}
-
-
-def value_of(args: ServerArgs, key: str) -> Any:
-    """The value of a dotted key."""
-    value: Any = args
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+FIELDS: Final[dict[str, Field]] = {field.key: field for field in _walk(inspect.type_info(ServerArgs), "", SECTIONS)}
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:

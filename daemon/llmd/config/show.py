@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from llmd.config.fields import FIELDS, SECTIONS, Field, value_of
+from llmd.config.fields import FIELDS, SECTIONS, Field
 from llmd.config.load import Loaded
 from llmd.config.units import format_duration, format_size
+from llmd.config.values import value_of
 
 _WORD = re.compile(r"[A-Za-z0-9/_.][\w./+@-]*")
 _COMMENT_COLUMN = 48

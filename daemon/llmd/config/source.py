@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from llmd.config.server_args import ServerArgs
+from llmd.config.values import value_of
 
 _PREFIX = "LLMD_"
 
@@ -40,7 +41,7 @@ class ConfigSource(Struct, frozen=True, kw_only=True):
 
     def changes(self, other: ConfigSource) -> list[Change]:
         """What `other` has changed, in the order of the file."""
-        from llmd.config.fields import FIELDS, value_of
+        from llmd.config.fields import FIELDS
         from llmd.config.show import value_text
 
         found = []
@@ -63,8 +64,6 @@ def read(config_file: str | None, overrides: tuple[str, ...], environ: Mapping[s
 def overlay(effective: ServerArgs, changed: ServerArgs, keys: list[str]) -> ServerArgs:
     """`effective` with the values of `keys` taken from `changed`."""
     from msgspec.structs import replace
-
-    from llmd.config.fields import value_of
 
     def put(node: Any, path: list[str], value: Any) -> Any:
         head, *rest = path

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from llmd.config.fields import value_of
-from llmd.config.resolve import resolve_args
 from llmd.config.server_args import ServerArgs
 from llmd.config.source import Change, ConfigSource, overlay
+from llmd.config.values import value_of
 from llmd.control import reload, weights
 from llmd.control.asking import tell
 from llmd.control.channel import RankReply
@@ -120,6 +119,8 @@ async def _prepare(core: Core, new: ConfigSource, changes: list[Change]) -> Boot
             if mismatch:
                 raise RequestError(f"these weights do not fit what runs: {mismatch}", code="incompatible_weights", param="model.path")
             files = checked
+    from llmd.config.resolve import resolve_args
+
     threads = boot.args.model.threads
     try:
         resolved = resolve_args(new.args, files, threads=threads if isinstance(threads, int) else 1)

@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 
-from llmd.config.fields import FIELDS, value_of
-from llmd.config.show import redact_url, value_text
+from llmd.config.values import value_of
 from llmd.control.core import Core
 
 
 def config(core: Core) -> dict[str, Any]:
     """The configuration that is in effect. `written` is false for what llmd found out by itself."""
+    from llmd.config.fields import FIELDS
+    from llmd.config.show import value_text
+
     args, source = core.boot.args, core.boot.source
     rows = []
     for key, field in FIELDS.items():
@@ -33,6 +35,8 @@ def config(core: Core) -> dict[str, Any]:
 
 
 def _redacted(value: Any) -> Any:
+    from llmd.config.show import redact_url
+
     if isinstance(value, str):
         return redact_url(value) if "://" in value else value
     if isinstance(value, list):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final
 
-from llmd.config.check import bare_host, is_loopback
+from llmd.config.listen import bare_host, is_loopback
 from llmd.errors import RequestError
 from llmd.frontend.exchange import Scope
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from llmd.kernels.library import library, why_absent
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 #: Raised when src/pack.cpp comes to lay the same weights out otherwise: packs in the cache are then made again.
 LAYOUT_VERSION: Final = 1
@@ -37,6 +38,8 @@ def pack(out: Bytes, format: str, n: int, k: int, first: int, rows: int, source:
 
 def unpack_rows(packed: Bytes, format: str, n: int, k: int, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     """float32 [len(ids), k]: rows of a packed matrix, as GGUF dequantizes them."""
+    import numpy as np
+
     out = np.empty((len(ids), k), dtype=np.float32)
     ids = np.ascontiguousarray(ids, dtype=np.int32)
     if _library().llmd_unpack_rows(packed.ctypes.data, FORMATS[format], n, k, ids.ctypes.data, len(ids), out.ctypes.data, k):

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 
 from msgspec import Struct
 
-from llmd.config.check import bare_host
+from llmd.config.listen import bare_host
 from llmd.errors import ResourceError
 
 log = logging.getLogger(__name__)

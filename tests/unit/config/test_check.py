@@ -9,9 +9,10 @@ import pytest
 from msgspec import inspect
 
 from llmd.config.check import NOT_YET, check_args, is_loopback, load_checked
-from llmd.config.fields import FIELDS, Field, bare, value_of
+from llmd.config.fields import FIELDS, Field, bare
 from llmd.config.load import load_config
 from llmd.config.server_args import HttpArgs, ServerArgs
+from llmd.config.values import value_of
 from llmd.errors import ConfigError
 from tests.unit.config.examples import other_text, other_value
 

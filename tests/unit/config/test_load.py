@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmd.config.fields import FIELDS, value_of
+from llmd.config.fields import FIELDS
 from llmd.config.load import RESERVED, Loaded, load_config
+from llmd.config.values import value_of
 from llmd.errors import ConfigError
 from llmd.plan import context
 from tests.daemon import SLOW

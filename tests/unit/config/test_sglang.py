@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from llmd.config import ServerArgs
-from llmd.config.fields import FIELDS, value_of
+from llmd.config.fields import FIELDS
 from llmd.config.keys import digest_of, read_admin_key, read_keys
 from llmd.config.sglang import ALWAYS_ON, BY_NAME, CONFIG, KEYS, TABLE, complaint, known, load_kwargs
 from llmd.config.sglang_names import UNSUPPORTED
+from llmd.config.values import value_of
 from llmd.errors import ConfigError, UsageError
 from llmd.launch_server import main, read
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmd.config.fields import FIELDS, value_of
+from llmd.config.fields import FIELDS
 from llmd.config.load import Loaded, load_config
 from llmd.config.show import redact_url, render, scalar
+from llmd.config.values import value_of
 from tests.unit.config.examples import other_text
 
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from llmd import __version__
-from llmd.config.fields import FIELDS, value_of
-from llmd.config.show import redact_url
+from llmd.config.values import value_of
 from llmd.frontend.exchange import Receive, Scope, Send
 from llmd.frontend.replies import reply_json
 from llmd.frontend.runtime import Runtime
@@ -37,7 +36,6 @@ class ServerInfo:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._configuration = shown_configuration(runtime)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         runtime = self._runtime
@@ -45,7 +43,7 @@ class ServerInfo:
             "version": __version__,
             "state": runtime.view.state,
             "startup_time": runtime.boot.started_at,
-            "configuration": self._configuration,
+            "configuration": shown_configuration(runtime),
             "internal_states": [_NOT_KEPT],
         }
         await reply_json(send, 200, {**model_info(runtime), **facts})
@@ -75,6 +73,9 @@ def model_info(runtime: Runtime) -> dict[str, Any]:
 
 def shown_configuration(runtime: Runtime) -> dict[str, Any]:
     """Each key with its effective value; where a value is a path, only whether there is one: the layout of the machine is no client's business."""
+    from llmd.config.fields import FIELDS
+    from llmd.config.show import redact_url
+
     shown: dict[str, Any] = {}
     for key, field in FIELDS.items():
         value = msgspec.to_builtins(value_of(runtime.boot.args, key))
