@@ -35,10 +35,9 @@ from llmd.plan.ports import PortArgs
 from llmd.plan.spec import Boot, make_plan
 from llmd.supervisor import admin_path, banner, conf, cpus, directories, environ, last_start, memory_plan, preflight, rundir, sockets
 from llmd.supervisor.crashes import CrashFiles
-from llmd.supervisor.embedding import Embedding, sink_for
 from llmd.supervisor.facts import Report, Settings
 from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
-from llmd.supervisor.logsink import LogSink, SinkStream
+from llmd.supervisor.logsink import LogSink, SinkStream, sink_for
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
 from llmd.supervisor.sockets import Listener
@@ -158,7 +157,7 @@ def serve(
 def start_again() -> NoReturn:
     """Become a new llmd: same pid, command line, environment and standard streams. Stops that come meanwhile wait until it can take them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def prepare(
@@ -246,7 +245,7 @@ def _prepare_locked(
         preflight.pull(args.model.path, cache_dir, base, os_, start.output)
     start.at("model files")
     memory_plan.refuse_absent_gpu(args)
-    files = preflight.check(args, cache_dir, base, os_, [cache_dir, ports.private])
+    files = preflight.check(args, cache_dir, base, os_, [cache_dir, ports.private], meanwhile=_import_supervisord)
     if Path(files.small_dir).is_relative_to(ports.small):
         log.warning("nothing can be kept in %s, so the model's small files are made anew at each start, in %s: set cache_dir", cache_dir, ports.private)
     start.at("plan")
@@ -278,7 +277,14 @@ def _prepare_locked(
     return boot
 
 
+def _import_supervisord() -> None:
+    """A third of what the supervisor imports, while the checking child has a core of its own."""
+    import llmd.supervisor.embedding  # noqa: F401
+
+
 def _supervise(boot: Boot, held: Held, env: MutableMapping[str, str], sink: LogSink, notifier: Notifier, os_: Os, on_stage: OnStage | None) -> int:
+    from llmd.supervisor.embedding import Embedding
+
     supervision = boot.args.supervision
     settings = Settings(
         start_id=boot.start_id,
