@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from llmd.observability.lines import LineWrapper
 from llmd.plan.journal import HEAD, died_alone
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ProcessSpec
@@ -19,7 +16,6 @@ from llmd.supervisor.crashes import CrashFiles
 from llmd.supervisor.environ import child_env
 from llmd.supervisor.facts import Crash, Report, Settings
 from llmd.supervisor.interrupts import Interrupted
-from llmd.supervisor.journal import Journal, is_journal
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.loop import LlmdSupervisor, seconds_left_of
 from llmd.supervisor.notify import Notifier
@@ -142,12 +138,3 @@ class Embedding:
                 pid = self._supervisor.pid(name)
                 if pid:
                     self._os.kill_group(pid, 9)
-
-
-def sink_for(log_dir: Path | None, os_: Os, fd: int = 2, *, wrapper: LineWrapper | None = None, fields: bool = False) -> LogSink:
-    """The sink, with files in `log_dir` if it is there or can be made. `fields`: where stderr is the journal, it gets each line's fields."""
-    if log_dir is not None:
-        with contextlib.suppress(OSError):
-            log_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-    journal = Journal() if fields and is_journal(os.environ, fd) else None
-    return LogSink(os_, log_dir if log_dir is not None and log_dir.is_dir() else None, fd, wrapper=wrapper, terminal=os.isatty(fd), journal=journal)

@@ -14,7 +14,7 @@ from typing import IO
 
 from llmd.observability.files import open_append
 from llmd.observability.lines import LineWrapper, message, telling, words
-from llmd.supervisor.journal import Journal
+from llmd.supervisor.journal import Journal, is_journal
 from llmd.supervisor.os_seam import Os
 
 TAIL_BYTES = 32 * 1024
@@ -224,3 +224,12 @@ class SinkStream:
 
     def flush(self) -> None:
         """Nothing is kept back beyond a line's end."""
+
+
+def sink_for(log_dir: Path | None, os_: Os, fd: int = 2, *, wrapper: LineWrapper | None = None, fields: bool = False) -> LogSink:
+    """The sink, with files in `log_dir` if it is there or can be made. `fields`: where stderr is the journal, it gets each line's fields."""
+    if log_dir is not None:
+        with contextlib.suppress(OSError):
+            log_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+    journal = Journal() if fields and is_journal(os.environ, fd) else None
+    return LogSink(os_, log_dir if log_dir is not None and log_dir.is_dir() else None, fd, wrapper=wrapper, terminal=os.isatty(fd), journal=journal)

@@ -57,14 +57,16 @@ def pull(name: str, cache_dir: Path, env: Mapping[str, str], os_: Os, on_line: C
     _raise_for(status, "\n".join(said[-3:]) if status else "", f"llmd pull {name}")
 
 
-def check(args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os, places: Sequence[Path]) -> ModelFiles:
+def check(
+    args: ServerArgs, cache_dir: Path, env: Mapping[str, str], os_: Os, places: Sequence[Path], *, meanwhile: Callable[[], None] = lambda: None
+) -> ModelFiles:
     """Read the model's files in the checking child; their small ones come to the first of `places` that can be written.
 
-    Raises ConfigError with every fault it found.
+    `meanwhile`: what can be done while the child starts. Raises ConfigError with every fault it found.
     """
     request = msgspec.json.encode({"args": args, "cache_dir": str(cache_dir), "places": [str(place) for place in places]})
     limit = min(CHECK_DEADLINE_S, args.supervision.startup_timeout)
-    status, stdout, stderr = _run([sys.executable, "-P", "-m", "llmd.store.check"], request, env, limit, os_)
+    status, stdout, stderr = _run([sys.executable, "-P", "-m", "llmd.store.check"], request, env, limit, os_, meanwhile)
     _raise_for(status, stderr, "the check of the model's files")
     try:
         return msgspec.json.decode(stdout, type=ModelFiles)
@@ -89,9 +91,10 @@ def _start(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdo
         raise exhausted(error, f"cannot start {argv[3]}") or error from None
 
 
-def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float, os_: Os) -> tuple[int, bytes, str]:
+def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float, os_: Os, meanwhile: Callable[[], None]) -> tuple[int, bytes, str]:
     child = _start(argv, env, os_, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
+        meanwhile()
         stdout, stderr = child.communicate(stdin, timeout=deadline)
     except subprocess.TimeoutExpired:
         raise ResourceError(f"{' '.join(argv[2:4])} was not done after {deadline:g} s") from None

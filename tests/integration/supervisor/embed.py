@@ -14,9 +14,9 @@ from llmd.observability import logs
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import ProcessSpec
 from llmd.supervisor import environ, rundir, sockets
-from llmd.supervisor.embedding import Embedding, sink_for
+from llmd.supervisor.embedding import Embedding
 from llmd.supervisor.facts import Report, Settings
-from llmd.supervisor.logsink import SinkStream
+from llmd.supervisor.logsink import SinkStream, sink_for
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
 
