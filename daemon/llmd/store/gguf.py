@@ -82,7 +82,7 @@ class GgufFile:
             raise ConfigError(f"{path}: the file is empty")
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        reader = _Reader(path, memoryview(self._map)[: self.size])
+        reader = _Reader(path, self._map, min(self.size, len(self._map)))
         self.version, tensor_count, key_count = reader.preamble()
         self.metadata: dict[str, Any] = reader.metadata(key_count)
         alignment = _alignment(path, self.metadata)
@@ -126,10 +126,10 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
 class _Reader:
     """A cursor over the header that cannot leave the file."""
 
-    def __init__(self, path: Path, data: memoryview) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, end: int) -> None:
         self.path = path
         self.data = data
-        self.end = len(data)
+        self.end = end
         self.at = 0
         self.items_left = MAX_ITEMS
         self.text_left = MAX_TEXT
@@ -137,7 +137,7 @@ class _Reader:
     def fault(self, text: str) -> ConfigError:
         return ConfigError(f"{self.path}: damaged or unsupported GGUF file: {text} (byte {self.at})")
 
-    def take(self, size: int, what: str) -> memoryview:
+    def take(self, size: int, what: str) -> bytes:
         if size > self.end - self.at:
             raise self.fault(f"{what} needs {size} bytes where {self.end - self.at} are left")
         self.at += size
@@ -154,7 +154,7 @@ class _Reader:
         if size > min(limit, self.text_left):
             raise self.fault(f"{what} says it is {size} bytes long")
         self.text_left -= size
-        raw = bytes(self.take(size, what))
+        raw = self.take(size, what)
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -162,8 +162,8 @@ class _Reader:
 
     def preamble(self) -> tuple[int, int, int]:
         """(version, tensors, metadata keys)"""
-        if bytes(self.take(4, "the magic number")) != MAGIC:
-            raise ConfigError(f"{self.path}: not a GGUF file (it does not begin with GGUF){lfs_hint(bytes(self.data[:64]))}")
+        if self.take(4, "the magic number") != MAGIC:
+            raise ConfigError(f"{self.path}: not a GGUF file (it does not begin with GGUF){lfs_hint(self.data[:64])}")
         version = self.u32("the version")
         if version not in VERSIONS:
             kind = "a big-endian file" if version and version & 0xFFFF == 0 else f"version {version}"
@@ -214,7 +214,7 @@ class _Reader:
                 if left < 0 or size > end - at:
                     self.at = at
                     raise self.fault(f"a string of {key!r} says it is {size} bytes long")
-                found.append(str(data[at : at + size], "utf-8"))
+                found.append(data[at : at + size].decode())
                 at += size
         except struct.error:
             self.at = at
