@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,7 +110,13 @@ def _load_native(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvMa
     each = native_kv_bytes(model.config.kv_vectors_per_token, model.config.kv_values_per_token, kv_dtype)
     facts = _Facts(each, "cpu", model.weights_bytes, model.dtype, kv_dtype, model.quantization, native.kernels_name())
     threads = 1 if args.threads == "auto" else args.threads
-    return facts, lambda kv: NativeRunner(model, kv.pages.num_slots, kv.pages.page_size, kv_dtype, threads, boot.files.tokenizer_size)
+    return facts, lambda kv: NativeRunner(model, kv.pages.num_slots, kv.pages.page_size, kv_dtype, threads, boot.files.tokenizer_size, _places(threads))
+
+
+def _places(threads: int) -> list[int]:
+    """Where compute threads stay: each on a CPU of its own where there is one for each. Left to the system, two of them may share one while another idles."""
+    cpus = sorted(os.sched_getaffinity(0))
+    return cpus if threads == len(cpus) > 1 else []
 
 
 def _load_torch(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager], Runner]]:

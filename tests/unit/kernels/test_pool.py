@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def test_workers_run_on_the_cpus_given() -> None:
     try:
         workers = [int(task.name) for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text().startswith("llmd-kernel")]
         assert {cpu} in [os.sched_getaffinity(worker) for worker in workers]
+        before, found = os.sched_getaffinity(0), []
+        weights, x, _ = problem()
+
+        def work() -> None:
+            native.linear(weights, "F32", 500, x, handle)
+            found.append(os.sched_getaffinity(0))
+
+        caller = threading.Thread(target=work)
+        caller.start()
+        caller.join()
+        assert (found, os.sched_getaffinity(0)) == ([{cpu}], before)
     finally:
         native.lib().llmd_pool_free(handle)
 

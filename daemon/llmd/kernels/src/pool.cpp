@@ -57,19 +57,32 @@ struct Pool::Shared {
     alignas(64) Tile tile = nullptr;
     void* context = nullptr;
     int spin = DEFAULT_SPIN;
+    int caller_cpu = -1;
+    bool caller_bound = false;
+    pthread_t caller = {};
     std::vector<std::thread> workers;
 
     void start(int thread, int cpu) {
         workers.emplace_back([this, thread] { worker(thread); });
         const pthread_t handle = workers.back().native_handle();
+        bind(handle, cpu);
         char name[16];
         snprintf(name, sizeof name, "llmd-kernel-%d", thread % 1000);
         pthread_setname_np(handle, name);
+    }
+
+    static void bind(pthread_t thread, int cpu) {
         if (cpu < 0) return;
         cpu_set_t set;
         CPU_ZERO(&set);
         CPU_SET(cpu, &set);
-        pthread_setaffinity_np(handle, sizeof set, &set);  // a CPU that we may not use: then anywhere
+        pthread_setaffinity_np(thread, sizeof set, &set);  // a CPU that we may not use: then anywhere
+    }
+
+    void bind_caller() {
+        if (caller_cpu < 0 || (caller_bound && pthread_equal(caller, pthread_self()))) return;
+        caller = pthread_self(), caller_bound = true;
+        bind(caller, caller_cpu);
     }
 
     void work(int thread) {
@@ -123,6 +136,7 @@ struct Pool::Shared {
 
 Pool::Pool(int threads, const int* cpus, int n_cpus, int spin) : shared_(new Shared), threads_(threads) {
     if (spin >= 0) shared_->spin = spin;
+    if (n_cpus > 0) shared_->caller_cpu = cpus[0];
     try {
         for (int i = 1; i < threads; ++i) shared_->start(i, n_cpus > 0 ? cpus[i % n_cpus] : -1);
     } catch (...) {  // the system has no more threads, or no memory
@@ -141,6 +155,7 @@ void Pool::close() {
 }
 
 void Pool::run(int tiles, Tile tile, void* context) {
+    shared_->bind_caller();
     if (tiles <= 1 || threads_ == 1) {
         for (int i = 0; i < tiles; ++i) tile(context, i, 0);
         return;

@@ -16,8 +16,8 @@ class Pool {
 
     static constexpr int MAX_THREADS = 1024;
 
-    // threads: the caller and threads - 1 workers. cpus: worker i runs on cpus[i % n_cpus] (the caller's own affinity is the caller's business,
-    // and is meant to be cpus[0]); none: wherever the system puts it. spin: ticks of the time stamp counter before a waiting
+    // threads: the caller and threads - 1 workers. cpus: worker i runs on cpus[i % n_cpus], and whoever calls `run` stays on cpus[0] from then
+    // on; none: wherever the system puts it. spin: ticks of the time stamp counter before a waiting
     // thread sleeps; < 0: the default, 50 to 100 us.
     Pool(int threads, const int* cpus, int n_cpus, int spin);
     ~Pool();
