@@ -19,7 +19,8 @@ SWALLOW_BYTES: Final = 64 * 2**20
 #: Seconds in which some byte of a body has to come.
 BODY_IDLE_S: Final = 60.0
 
-_MARKS: Final = re.compile(rb'[\[{\]}:]|"(?:[^"\\]|\\.)*"')
+#: A string that never ends is taken to the end, so that no byte is looked at twice: nothing in it may be tried again as the start of another.
+_MARKS: Final = re.compile(rb'[\[{\]}:]|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 class ClientGone(Exception):
@@ -97,7 +98,8 @@ def parse(body: bytes) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH or body.count(b":") > MAX_JSON_NAMES:
         _check_shape(body)
     try:
-        data = json.loads(body)
+        # Bytes would be taken for UTF-16 or UTF-32 where they look like it, whose marks the bounds above cannot see.
+        data = json.loads(body.decode("utf-8-sig"))
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:

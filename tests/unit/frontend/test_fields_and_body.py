@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,6 +27,22 @@ def test_depth_is_bounded_exactly_and_strings_do_not_count() -> None:
         parse(nested(MAX_JSON_DEPTH + 1))
     assert parse(b'{"a": "' + b"[{" * 500 + b'\\"[[[["}')
     assert parse(b'{"a": [' + b",".join([b"[1]"] * 500) + b"]}")
+
+
+def test_a_string_that_never_ends_is_looked_at_once() -> None:
+    began = time.process_time()
+    with pytest.raises(RequestError) as caught:
+        parse(b"[]" * MAX_JSON_DEPTH + b'"' + b'\\"' * 50_000)
+    assert caught.value.code == "invalid_json"
+    assert time.process_time() - began < 10  # some 80 s where each quote is tried as a beginning; it is less than a millisecond
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_body_is_utf_8(encoding: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse('{"a": 1}'.encode(encoding))
+    assert caught.value.code == "invalid_json"
+    assert parse('{"a": "\u00e9"}'.encode("utf-8-sig")) == {"a": "\u00e9"}
 
 
 @pytest.mark.parametrize(
