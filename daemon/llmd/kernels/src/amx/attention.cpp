@@ -1,24 +1,12 @@
 // Attention on the matrix unit (AMX) in bf16: queries and weights are rounded too, sums stay float32. An int8 cache becomes bf16 block by block. Decode and
 // prefill go the same way, so that a token's bits do not depend on which of them it came through. A float32 cache goes as with AVX-512.
 #include "../isa/attention_vectors.h"
-
-#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
-#define AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
-#endif
+#include "tiles.h"
 
 namespace llmd::LLMD_ISA_NS {
 namespace {
 
 #ifdef AMX
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes_per_row[16] = {};
-    uint8_t rows[16] = {};
-};
-
-// GCC's tile intrinsics do not say which memory they touch.
-VEC_INLINE void touched(const void* p) { __asm__ volatile("" ::"r"(p) : "memory"); }
 
 // Tiles 0..3: sums of `rows` rows x 16; 4 and 5: a row's 32 numbers, and 32 x 16 of the cache; 6 and 7: the same for 16.
 AMX void configure(int rows) {
@@ -27,7 +15,7 @@ AMX void configure(int rows) {
     config.rows[5] = 16;
     config.bytes_per_row[6] = 32;
     config.rows[7] = 8;
-    touched(&config);
+    written();
     _tile_loadconfig(&config);
 }
 
@@ -243,24 +231,24 @@ AMX void amx_block(const Where& at, const BlockTiles& b, int block, const float*
         visible(at, block, (least(row + TILE, rows) - 1) / group, b.keys, lo, hi);
         return (hi + TILE - 1) / TILE;
     };
-    touched(&b);
+    written();
     int count = tiles_of(0);
     all_scores(w.q, b.k, count, dim, now, ahead);
     for (int row = 0; row < rows; row += TILE) {
         const int n = least(TILE, rows - row), here = count;
         if (row + TILE < rows) all_scores(w.q + (row + TILE) * dim, b.k, count = tiles_of(row + TILE), dim, next, ahead);
-        touched(now);
+        written();
         for (int i = 0; i < n; i++) {
             visible(at, block, (row + i) / group, b.keys, lo, hi);
             bf16_softmax(now + i * BLOCK, here, lo, hi, scales, w.max[row + i], w.sum[row + i], lines, ahead);
         }
-        touched(now);
+        written();
         all_values(now, b.v, here, dim, w.values + row * dim, ahead);
         float* const done = now;
         now = next;
         next = done;
     }
-    touched(w.values);
+    written();
 }
 
 AMX void bf16_block(const Where& at, int block, const Work& w, Ahead& ahead) {
@@ -273,7 +261,7 @@ AMX void i8_block(const Where& at, int block, const Work& w, Ahead& ahead) {
     BlockTiles b = block_tiles<I8>(at, block, w);
     ahead.begin(b.count);
     expand(b, at.op.kv.dim(), w.expanded, ahead);
-    touched(w.expanded);
+    written();
     amx_block(at, b, block, b.v_scales, w, ahead);
 }
 
@@ -293,7 +281,7 @@ struct Tiles {
             float* q = w.q + row * dim;
             for (int d = 0; d < dim; d += W) store_bf16(reinterpret_cast<uint16_t*>(q) + d, llmd::LLMD_ISA_NS::load(q + d));
         }
-        touched(w.q);
+        written();
     }
     static void block(const Where& at, int index, const Work& w, Ahead& ahead) {
         switch (at.op.kv.type) {

@@ -3,25 +3,14 @@
 
 #include "../isa/vec16.h"
 #include "../linear.h"
+#include "tiles.h"
 
 #ifdef LLMD_HAS_AMX
-#define AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
-#define AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-bf16,avx512bf16")))
-
 namespace llmd {
 namespace LLMD_ISA_NS {
 namespace {
 
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes_per_row[16] = {};
-    uint8_t rows[16] = {};
-};
-
 VEC_INLINE int least(int a, int b) { return a < b ? a : b; }
-
-// GCC's tile intrinsics do not say that they read and write memory.
-VEC_INLINE void written() { __asm__ volatile("" ::: "memory"); }
 
 // A thread's own T. Its address, a call in a shared library, is not to be looked up at each use.
 template <class T>
