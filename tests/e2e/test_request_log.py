@@ -72,6 +72,7 @@ def test_when_asked_for_it_is_in_the_one_file_and_nowhere_else(daemon: Daemon, t
     daemon.config_path.write_text(json.dumps({**config, "observability": on}))
     assert daemon.admin("POST", "/v1/config/reload").status_code == 200
     wait_for("it is said", lambda: "the request log is on" in daemon.log_text(), 20)
+    assert httpx.get(daemon.url + "/server_info", timeout=20).json()["configuration"]["observability.request_log.enabled"] is True
     provoke(daemon)
     cjk = {count: "".join(chr(0x4E00 + n % 500) for n in range(count)) for count in (333, 334, 335)}
     for text in cjk.values():
