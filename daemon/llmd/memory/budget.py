@@ -23,11 +23,11 @@ _MARGIN = 0.9
 
 
 def native_kv_bytes(vectors: int, values: int, dtype: str) -> int:
-    """Bytes that one token takes in the native kernels' cache: `vectors` heads of `values` numbers in all, each padded to whole tiles,
-    and in int8 a scale each."""
+    """Bytes that one token takes in the native kernels' cache: `vectors` heads of `values` numbers in all, half of them keys, each padded to whole
+    tiles. In int8 a key has a scale of 2 bytes for each tile, a value one of 4."""
     size = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
-    padded = -(-(values // vectors) // KV_TILE) * KV_TILE
-    return vectors * (padded * size + (4 if dtype == "int8" else 0))
+    tiles = -(-(values // vectors) // KV_TILE)
+    return vectors * tiles * KV_TILE * size + (vectors // 2 * (2 * tiles + 4) if dtype == "int8" else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
