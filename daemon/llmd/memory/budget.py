@@ -24,10 +24,10 @@ _MARGIN = 0.9
 
 def native_kv_bytes(vectors: int, values: int, dtype: str) -> int:
     """Bytes that one token takes in the native kernels' cache: `vectors` heads of `values` numbers in all, half of them keys, each padded to whole
-    tiles. In int8 a key has a scale of 2 bytes for each tile, a value one of 4."""
+    tiles. In int8 a key has scales of 4 bytes for each two tiles, a value one of 4."""
     size = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
     tiles = -(-(values // vectors) // KV_TILE)
-    return vectors * tiles * KV_TILE * size + (vectors // 2 * (2 * tiles + 4) if dtype == "int8" else 0)
+    return vectors * tiles * KV_TILE * size + (vectors // 2 * (4 * -(-tiles // 2) + 4) if dtype == "int8" else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
