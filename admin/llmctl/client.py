@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -212,11 +213,15 @@ class Client:
         last = place.last_state
         ended = f"; its last state was {last.get('state')}" if last.get("state") else ""
         reason = f" ({last['reason']})" if last.get("reason") else ""
-        return CtlError(exits.NOT_RUNNING, f"llmd is not running: {place.socket}: {why}{ended}{reason}", self._start_hint())
+        return CtlError(exits.NOT_RUNNING, f"llmd is not running: {place.socket}: {why}{ended}{reason}", self._start_hint(place))
 
-    def _start_hint(self) -> str:
+    def _start_hint(self, place: find.Place | None = None) -> str:
+        """What starts it; without systemd with the file that the last one at `place` was started with."""
         unit = f"llmd@{self.instance}" if self.instance else "llmd"
-        command = f"systemctl start {unit}" if os.path.isdir("/run/systemd/system") else "llmd run"
+        config = place.lock.get("config") if place is not None else None
+        file = config.get("file") if isinstance(config, dict) else None
+        with_file = f" -c {shlex.quote(file)}" if isinstance(file, str) and file else ""
+        command = f"systemctl start {unit}" if os.path.isdir("/run/systemd/system") else f"llmd run{with_file}"
         return f"start it with `{command}`, or say where it is with --socket PATH"
 
 

@@ -134,7 +134,7 @@ class Context:
         deadline = time.monotonic() + limit
         while not check():
             if time.monotonic() > deadline:
-                raise CtlError(exits.TIMED_OUT, f"not within {limit:g} s: {what}", "llmctl status")
+                raise CtlError(exits.TIMED_OUT, f"waited {limit:g} s until {what}, in vain", "llmctl status")
             time.sleep(POLL)
 
     def watch(self, show: Callable[[], int]) -> int:

@@ -1,6 +1,7 @@
 """Finds the daemon: which run directory, which socket, and what it left there when nobody answers.
 
-An explicit place (`--socket`, $LLMD_SOCKET) is the only one looked at, so that a command never reaches another daemon.
+An explicit place (`--socket`, $LLMD_SOCKET) is the only one looked at, so that a command never reaches another daemon. What is typed counts for more
+than a variable: `-i` looks for its instance, whatever $LLMD_SOCKET says.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Place:
 
 def places(socket: str | None, instance: str | None, environ: Mapping[str, str]) -> list[Place]:
     """Where to look, in this order."""
-    explicit = socket or environ.get(ENV_SOCKET)
+    explicit = socket or ("" if instance else environ.get(ENV_SOCKET, ""))
     if explicit:
         return [_explicit(Path(explicit))]
     name = f"llmd-{instance}" if instance else "llmd"

@@ -28,8 +28,8 @@ _DOC_HEAD = """\
 <!-- Written by `python -m llmctl.generate .` from the verbs of admin/llmctl. -->
 
 `llmctl VERB` asks or tells the running llmd. It finds the daemon at `--socket`, else `$LLMD_SOCKET`; else at `/run/llmd`, `$XDG_RUNTIME_DIR/llmd`,
-`llmd-UID` in the temporary directory, in this order; `-i NAME` looks for `llmd-NAME`. An explicit place is the only one looked at. Data goes to stdout,
-all else to stderr.
+`llmd-UID` in the temporary directory, in this order; `-i NAME` looks for `llmd-NAME` there, whatever `$LLMD_SOCKET` says. An explicit place is the only one
+looked at. Data goes to stdout, all else to stderr.
 
 A risky change asks only where somebody can answer: with a terminal at stdin and stderr. In scripts, units and pipes nothing is asked, and it is done;
 `--dry-run` shows the plan there.

@@ -48,7 +48,7 @@ def _instance(text: str) -> str:
 
 GLOBAL: Final[tuple[Option, ...]] = (
     Option(("--socket",), "admin socket or run directory; else $LLMD_SOCKET, else the usual places", "PATH"),
-    Option(("-i", "--instance"), "instance: run directory llmd-NAME in place of llmd", "NAME", convert=_instance),
+    Option(("-i", "--instance"), "instance: run directory llmd-NAME in place of llmd, whatever $LLMD_SOCKET says", "NAME", convert=_instance),
     Option(("--url",), "the admin plane over TCP (admin.listen) in place of the socket: https://HOST:PORT", "URL"),
     Option(("--key-file",), "file with the admin key, for --url", "FILE"),
     Option(("-o", "--output"), "form of the answer; default: table", choices=("table", "wide", "json", "yaml"), default="table"),

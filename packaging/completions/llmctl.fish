@@ -17,7 +17,7 @@ function __llmctl_values
   end
 end
 complete -c llmctl -l socket -r -F -d 'admin socket or run directory; else $LLMD_SOCKET, else the usual places'
-complete -c llmctl -s i -l instance -x -d 'instance run directory llmd-NAME in place of llmd'
+complete -c llmctl -s i -l instance -x -d 'instance run directory llmd-NAME in place of llmd, whatever $LLMD_SOCKET says'
 complete -c llmctl -l url -x -d 'the admin plane over TCP (admin.listen) in place of the socket https //HOST PORT'
 complete -c llmctl -l key-file -r -F -d 'file with the admin key, for --url'
 complete -c llmctl -s o -l output -x -a 'table wide json yaml' -d 'form of the answer; default table'

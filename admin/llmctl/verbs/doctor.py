@@ -31,6 +31,9 @@ def run(context: Context) -> int:
 def _show(context: Context, finding: Finding, width: int) -> None:
     word, colour = _MARKS[finding.state]
     out = context.out
-    out.line(f"{out.paint(f'{word:<7}', colour)}  {finding.what:<{width}}  {finding.text}".rstrip())
+    first, *more = finding.text.splitlines() or [""]
+    out.line(f"{out.paint(f'{word:<7}', colour)}  {finding.what:<{width}}  {first}".rstrip())
+    for line in more:
+        out.line(f"{'':<9}{'':<{width}}  {line}")
     if finding.hint:
         out.line(f"{'':<9}{'':<{width}}  {out.paint(finding.hint, 'dim')}")

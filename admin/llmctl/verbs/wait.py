@@ -21,7 +21,8 @@ def run(context: Context) -> int:
         return _operation(context, context.options.operation, limit)
     what = context.options.what
     check = _check(context, what)
-    context.wait(f"llmd is {what}", check, limit)
+    version = what.removeprefix("version=")
+    context.wait(f"llmd is {what}" if version == what else f"llmd serves weights version {version}", check, limit)
     context.out.line(what)
     return exits.OK
 

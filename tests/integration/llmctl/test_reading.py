@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import stat
@@ -178,7 +179,9 @@ def test_wait_waits_for_what_was_named(fake: Fake, tmp_path: Path, capsys: pytes
     timer.start()
     assert ctl(fake, "wait", "--timeout", "20s") == 0
     timer.join()
+    capsys.readouterr()
     assert ctl(fake, "wait", "--for=version=other", "--timeout", "200ms") == 124
+    assert "until llmd serves weights version other, in vain" in capsys.readouterr().err
     assert ctl(fake, "wait", "--for=version=model.gguf@0123456789ab") == 0
     fake.answers["/v1/status"] = (200, STATUS | {"state": "draining", "in_flight": 0})
     assert ctl(fake, "wait", "--for", "drained") == 0
@@ -200,8 +203,12 @@ def test_doctor_says_what_is_wrong_and_ends_with_1(fake: Fake, capsys: pytest.Ca
     assert by_name["configuration"]["state"] == "wrong" and "http" in by_name["configuration"]["text"]
     assert by_name["daemon"]["text"] == "ready"
     assert {"system", "run directory", "socket", "memory", "open files", "disk"} <= by_name.keys()
+    fake.answers["/v1/config/reload"] = (400, {"error": {"message": "line 1: a fault\nline 2: another", "code": "bad_config"}})
     assert ctl(fake, "doctor", "-c", str(config)) == 1
-    assert "WRONG" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "WRONG" in shown
+    first, second = next((a, b) for a, b in itertools.pairwise(shown.splitlines()) if "line 1" in a)
+    assert first.index("line 1") == second.index("line 2"), "the second line stands below the first"
 
 
 def test_a_report_is_private_and_without_secrets(fake: Fake, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -48,6 +48,16 @@ def test_crashes_and_audit_are_read_from_disk_when_llmd_is_down(left: Path, caps
     assert [line["verb"] for line in json.loads(capsys.readouterr().out)] == ["restart"]
 
 
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd starts it, with the unit's file")
+@pytest.mark.parametrize(("file", "command"), [("/etc/my llmd.yaml", "llmd run -c '/etc/my llmd.yaml'"), (None, "llmd run")])
+def test_the_hint_names_the_file_of_the_last_start(left: Path, file: str | None, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = left / "llmd.lock"
+    lock.write_text(json.dumps(json.loads(lock.read_text()) | {"config": {"file": file}}))
+    (left / "admin.sock").touch()
+    assert ctl(left, "health") == 3
+    assert f"start it with `{command}`" in capsys.readouterr().err
+
+
 def test_a_running_daemon_is_asked_and_its_files_are_not_read(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(left) as fake:
         fake.answers["/v1/crashes"] = (200, {"crashes": []})

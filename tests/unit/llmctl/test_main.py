@@ -93,6 +93,7 @@ def test_where_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(p.run_dir) for p in find.places(None, "a", environ)] == ["/run/llmd-a", "/xdg/llmd-a", f"/t/llmd-a-{uid}", f"/tmp/llmd-a-{uid}"]
     assert [str(p.socket) for p in find.places("/s/x.sock", None, {"LLMD_SOCKET": "/other"})] == ["/s/x.sock"]
     assert [str(p.socket) for p in find.places(None, None, {"LLMD_SOCKET": "/other/y.sock"})] == ["/other/y.sock"]
+    assert find.places(None, "a", environ | {"LLMD_SOCKET": "/other/y.sock"}) == find.places(None, "a", environ), "what is typed wins"
 
 
 def test_the_start_is_short_and_imports_little() -> None:
