@@ -27,6 +27,10 @@ _HINTS = {
     "POST": "what was asked may still go on: llmctl status; a longer --timeout waits longer",
 }
 _NO_HEADERS: Mapping[str, str] = {}
+#: Seconds for which a change waits for a control process that is being replaced. A question is not kept waiting: it is answered from what is left.
+BACK_WITHIN = 15.0
+#: Seconds between two tries.
+TRY_EVERY = 0.05
 #: Largest reply that is read.
 MAX_REPLY = 16 * 2**20
 #: Error codes whose exit status is not that of their HTTP status.
@@ -167,7 +171,7 @@ class Client:
         self, method: str, target: str, body: bytes | None, timeout: float, more: Mapping[str, str] = _NO_HEADERS
     ) -> Iterator[tuple[http.client.HTTPResponse, http.client.HTTPConnection]]:
         """A request that is on its way, and its answer as it begins."""
-        connection = self.remote.connect(timeout) if self.remote is not None else self._unix(timeout)
+        connection = self.remote.connect(timeout) if self.remote is not None else self._unix(timeout, BACK_WITHIN if method == "POST" else 0.0)
         headers = {**more, **({"Content-Type": "application/json"} if body is not None else {})}
         if self.remote is not None and self.remote.key:
             headers["Authorization"] = f"Bearer {self.remote.key}"
@@ -183,19 +187,21 @@ class Client:
         finally:
             connection.close()
 
-    def _unix(self, timeout: float) -> _UnixConnection:
+    def _unix(self, timeout: float, patience: float) -> _UnixConnection:
+        """A connection, `patience` seconds at most after the first try, and `timeout`, where the daemon runs without anybody who listens."""
         place = self.place
         connection = _UnixConnection(str(place.socket), timeout)
         try:
-            self._connect(connection, place, timeout)
+            self._connect(connection, place, timeout, time.monotonic() + min(timeout, patience))
         except CtlError:
             connection.close()
             raise
         return connection
 
-    def _connect(self, connection: _UnixConnection, place: find.Place, timeout: float) -> None:
+    def _connect(self, connection: _UnixConnection, place: find.Place, timeout: float, deadline: float) -> None:
         try:
-            connection.connect()
+            while not self._listened(connection, place, deadline):
+                time.sleep(TRY_EVERY)
         except TimeoutError:
             raise CtlError(exits.NOT_ANSWERING, f"llmd (pid {place.pid}) took no connection within {timeout:g} s", "llmctl status -o json") from None
         except PermissionError:
@@ -203,6 +209,17 @@ class Client:
             raise CtlError(exits.PERMISSION, f"you may not use {place.socket}", hint) from None
         except OSError as error:
             raise self._unreachable(place, error) from None
+
+    def _listened(self, connection: _UnixConnection, place: find.Place, deadline: float) -> bool:
+        """Connect; False: nobody listens yet, try again. Raises OSError."""
+        try:
+            connection.connect()
+        except (ConnectionRefusedError, FileNotFoundError):
+            connection.close()
+            if place.pid is None or time.monotonic() >= deadline:
+                raise
+            return False
+        return True
 
     def _unreachable(self, place: find.Place, error: OSError) -> CtlError:
         pid = place.pid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +52,28 @@ def test_a_control_that_is_replaced_meanwhile_is_asked_for_the_same_call(fake: F
     shown = capsys.readouterr()
     assert "epoch 2" in shown.out and "was replaced" in shown.err
     assert len(fake.keys) == 2 and fake.keys[0] and len(set(fake.keys)) == 1
+
+
+def test_a_change_waits_for_a_control_that_is_away_and_a_question_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        llmd = stack.enter_context(process_named_llmd())
+        (tmp_path / "llmd.lock").write_text(json.dumps({"pid": llmd.pid, "start_id": "abc", "version": "0.1.0"}))
+        with socket.socket(socket.AF_UNIX) as ended:
+            ended.bind(str(tmp_path / "admin.sock"))
+        begun: list[Fake] = []
+
+        def replace_control(_: float) -> None:
+            (tmp_path / "admin.sock").unlink()
+            begun.append(stack.enter_context(serving(tmp_path)))
+            begun[0].answers["/v1/restart"] = (200, DONE)
+
+        monkeypatch.setattr("llmctl.client.time", SimpleNamespace(monotonic=time.monotonic, sleep=replace_control))
+        assert main(["--socket", str(tmp_path), "kv"]) == 4 and not begun
+        assert main(["--socket", str(tmp_path), "restart", "--yes"]) == 0
+        assert [path for _, path, _ in begun[0].seen] == ["/v1/restart"]
+    assert "epoch 2" in capsys.readouterr().out
 
 
 def test_what_has_ended_is_not_waited_for(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
