@@ -139,7 +139,8 @@ def _disk(context: Context) -> Iterator[Finding]:
         seen.add(device)
         free = shutil.disk_usage(there).free
         state: Literal["ok", "warning", "wrong"] = "wrong" if free < NO_DISK else "warning" if free < LOW_DISK else "ok"
-        yield Finding("disk", state, f"{size(free)} free for {what} in {path}", "" if state == "ok" else "make room, or the log and the audit lose lines")
+        text = f"{size(free) if free else 'nothing'} free for {what} in {path}"
+        yield Finding("disk", state, text, "" if state == "ok" else "make room, or the log and the audit lose lines")
 
 
 def _directories(context: Context) -> list[tuple[str, Path]]:

@@ -6,6 +6,7 @@ import json
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +109,13 @@ def test_doctor_counts_the_crashes_of_the_last_hour(left: Path, ages: tuple[int,
     found = [finding for finding in json.loads(capsys.readouterr().out) if finding["what"] == "crashes"]
     assert [(each["state"], each["hint"]) for each in found] == ([("warning", "llmctl crashes")] if text else [])
     assert text is None or (found[0]["text"].startswith(text) and "scheduler-0" in found[0]["text"])
+
+
+def test_doctor_says_that_a_disk_is_full(left: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, used=1, free=0))
+    assert ctl(left, "doctor", "-o", "json") == 1
+    disk = next(f for f in json.loads(capsys.readouterr().out) if f["what"] == "disk")
+    assert disk["state"] == "wrong" and disk["text"].startswith("nothing free for logs in ")
 
 
 def test_doctor_says_what_ends_draining(left: Path, capsys: pytest.CaptureFixture[str]) -> None:
