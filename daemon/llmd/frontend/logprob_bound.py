@@ -14,12 +14,13 @@ from llmd.frontend.limits import MAX_LOGPROBS
 from llmd.frontend.tokenizer_manager import ChoiceSpec
 
 
-def bounded(specs: Sequence[ChoiceSpec], *, wished: bool, param: str) -> list[ChoiceSpec]:
+def bounded(specs: Sequence[ChoiceSpec], *, wished: bool, param: str, shown: int = 1) -> list[ChoiceSpec]:
     """The same choices, where they keep within `MAX_LOGPROBS`. Raises RequestError 400, naming `param`, where they do not.
 
     `wished`: the number of tokens to generate was asked for. Otherwise it is as much as fits, here as in the context.
+    `shown`: how often the answer holds those of each prompt.
     """
-    prompts = sum(len(spec.input_ids) * (spec.logprobs + 1) for spec in specs if spec.prompt_logprobs)
+    prompts = shown * sum(len(spec.input_ids) * (spec.logprobs + 1) for spec in specs if spec.prompt_logprobs)
     each = sum(spec.logprobs + 1 for spec in specs)
     total = prompts + sum(spec.sampling.max_new_tokens * (spec.logprobs + 1) for spec in specs)
     if total <= MAX_LOGPROBS:

@@ -31,6 +31,13 @@ def test_too_many_are_refused_by_name(specs: list[ChoiceSpec]) -> None:
     assert str(MAX_LOGPROBS) in caught.value.message
 
 
+def test_those_of_a_prompt_count_as_often_as_they_are_shown() -> None:
+    specs = [*choices(1, 4000, 1, 20, of_prompt=True), *choices(127, 4000, 1, 20)]
+    assert bounded(specs, wished=True, param="prompt_logprobs", shown=6) == specs
+    with pytest.raises(RequestError, match=str(MAX_LOGPROBS)):
+        bounded(specs, wished=True, param="prompt_logprobs", shown=7)
+
+
 def test_where_nobody_said_how_many_tokens_it_is_as_many_as_fit() -> None:
     found = bounded(choices(2, 10, 100_000, 20), wished=False, param="logprobs")
     assert [spec.sampling.max_new_tokens for spec in found] == [MAX_LOGPROBS // 42] * 2

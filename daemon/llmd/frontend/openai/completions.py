@@ -49,7 +49,9 @@ class Completions(Endpoint):
                 raise fault(path, "is empty")
             encoded.append(ids)
             specs += self._choices(params, ids, path, logprobs, echo=echo and logprobs >= 0, debug=prompt if isinstance(prompt, str) else "")
-        specs = bounded(specs, wished=params.max_tokens is not None, param="logprobs" if logprobs >= params.prompt_logprobs else "prompt_logprobs")
+        param = "logprobs" if logprobs >= params.prompt_logprobs else "prompt_logprobs"
+        # One choice has those of its prompt, and each of the others shows them too; with `echo` each has its own.
+        specs = bounded(specs, wished=params.max_tokens is not None, param=param, shown=1 if echo and logprobs >= 0 else params.n)
         usage = Usage([len(ids) for ids in encoded], params.n)
         texts = [p if isinstance(p, str) else self.manager.tokenizer.decode(p, False) for _, p in prompts] if echo else None
         answer = TextAnswer(self.rid(exchange), self.boot.served_name, self.view.weights_version, params, usage, texts, logprobs, encoded)
