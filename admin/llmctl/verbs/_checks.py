@@ -69,8 +69,9 @@ def _daemon(context: Context) -> Iterator[Finding]:
         wrong = error.status in (exits.NOT_ANSWERING, exits.PERMISSION, exits.LOST)
         yield Finding("daemon", "wrong" if wrong else "warning", error.message, error.hint)
         return
-    state, reason = status.get("state"), status.get("reason")
-    fine = state == "ready" and not status.get("degraded")
+    state, reason, degraded = status.get("state"), status.get("reason"), ", ".join(map(str, status.get("degraded") or []))
+    fine = state == "ready" and not degraded
+    reason = "; ".join(dict.fromkeys(text for text in (reason, degraded) if text))
     hint = "" if fine else "llmctl resume" if state == "draining" else "llmctl events, llmctl logs"
     yield Finding("daemon", "ok" if fine else "warning", f"{state}{f': {reason}' if reason else ''}", hint)
     if status.get("version") != __version__:

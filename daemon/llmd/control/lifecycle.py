@@ -10,6 +10,7 @@ import logging
 import os
 import time
 
+from llmd.control import wholeness
 from llmd.control.core import Core
 from llmd.control.drain import drain, unfinished
 from llmd.control.machine import BEFORE_READY
@@ -41,6 +42,8 @@ class Lifecycle:
         self._warming = False
         self._stop_begun = False
         self._stalled_since: float | None = None
+        self._reasons: frozenset[str] = frozenset()
+        """Keys of why the daemon is not whole, as last told."""
         self._asked_back: dict[str, float] = {}
         """Unit -> when it was last asked for while llmd stops."""
 
@@ -65,7 +68,7 @@ class Lifecycle:
         self._redrain()
         self._bring_back()
         self._look_for_stall()
-        self._note_degraded(self._degraded())
+        self._note_degraded(wholeness.reasons(core, time.monotonic()))
 
     # ------------------------------------------------------------ start
 
@@ -132,26 +135,16 @@ class Lifecycle:
         away = [name for name in names if not _is_ready(core.table.get(name))]
         return f"{', '.join(away)} restarts" if away else "the engine restarts"
 
-    def _note_degraded(self, now: tuple[str, ...]) -> None:
-        """Keep why the daemon is not whole, and tell when that changes."""
+    def _note_degraded(self, now: dict[str, str]) -> None:
+        """Keep why the daemon is not whole, and tell when that changes; seconds that go by are no change."""
         core = self._core
-        for reason in now:
-            if reason not in core.degraded:
+        for key, reason in now.items():
+            if key not in self._reasons:
                 core.events.emit("degraded", f"degraded: {reason}", severity="warning", reason=reason)
-        if core.degraded and not now:
+        if self._reasons and not now:
             core.events.emit("degraded", "whole again")
-        core.degraded = now
-
-    def _degraded(self) -> tuple[str, ...]:
-        """Why the daemon, though ready, is not whole."""
-        core = self._core
-        if core.machine.state in BEFORE_READY or core.machine.state == "stopping":
-            return ()
-        reasons = [f"{p.name} is away" for p in core.boot.processes if p.role in ("frontend", "detokenizer") and not _is_ready(core.table.get(p.name))]
-        reasons += [f"{w.name} is blocked on {w.blocked_on}" for w in core.table if w.blocked_on]
-        if core.stalled:
-            reasons.append("requests wait, none runs")
-        return tuple(reasons)
+        self._reasons = frozenset(now)
+        core.degraded = tuple(now.values())
 
     def _redrain(self) -> None:
         """A frontend that comes up while others drain drains too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -55,6 +55,8 @@ class ProcessView(Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
     last_exit: LastExit | None = None
     backoff_s: float = 0.0
+    recent_restarts: int = 0
+    """Those of its group that count against the budget now."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -73,6 +75,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     hangups: int = 0
     """SIGHUPs that the supervisor has got."""
     processes: tuple[ProcessView, ...] = ()
+    unwritten_crashes: tuple[dict[str, Any], ...] = ()
+    """The newest records that no disk has taken, oldest first."""
 
     def process(self, name: str) -> ProcessView | None:
         return next((p for p in self.processes if p.name == name), None)

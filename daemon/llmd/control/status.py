@@ -15,7 +15,7 @@ from llmd.control.core import Core
 from llmd.control.drain import INFLIGHT
 from llmd.control.snapshot import ProcessView
 from llmd.control.table import Worker
-from llmd.control.watchdog import limit_of
+from llmd.control.watchdog import standstill
 from llmd.plan.spec import ProcessSpec
 
 #: Seconds over which tokens per second are measured.
@@ -158,6 +158,6 @@ def _state(core: Core, worker: Worker | None, view: ProcessView | None, now: flo
         return "starting" if worker.stage == "starting" else "loading"
     if worker.blocked_on:
         return "blocked"
-    if max(now - worker.heard_at, worker.step_age_s) > limit_of(worker.role, core.boot.args.supervision) / 2:
+    if standstill(worker, core.boot.args.supervision, now):
         return "stalled"
     return "ready" if worker.phase == "idle" or worker.role == "frontend" else "busy"

@@ -48,6 +48,16 @@ def limit_of(role: str, limits: SupervisionArgs) -> float:
     return limits.hang_timeout if role == "scheduler" else limits.helper_timeout
 
 
+def standstill(worker: Worker, limits: SupervisionArgs, now: float) -> str:
+    """What a ready worker that says nothing, or ends no step, for half its limit is said to do; empty: it gets on."""
+    limit = limit_of(worker.role, limits)
+    silence, step = now - worker.heard_at, worker.step_age_s
+    if not worker.ready or worker.blocked_on or max(silence, step) <= limit / 2:
+        return ""
+    does = f"has said nothing for {silence:.0f} s" if silence >= step else f"is in one step ({worker.phase}) for {step:.0f} s"
+    return f"{worker.name} {does}; it is ended at {limit:g} s"
+
+
 def _silent(worker: Worker, limits: SupervisionArgs, now: float) -> Verdict | None:
     limit = limit_of(worker.role, limits) if worker.ready else min(limits.startup_timeout, max(limits.hang_timeout, START_SILENCE))
     silence = now - worker.heard_at

@@ -75,8 +75,8 @@ class Child:
         self.last_exit = LastExit(status, reason, now, stderr)
         return self.last_exit
 
-    def snapshot(self, pid: int, state: str, now: float, backoff_s: float) -> dict[str, Any]:
-        """As `llmd.report` shows it."""
+    def snapshot(self, pid: int, state: str, now: float, backoff_s: float, recent: int) -> dict[str, Any]:
+        """As `llmd.report` shows it; `recent`: restarts of its group that count now."""
         last = self.last_exit
         return {
             "name": self.spec.name,
@@ -91,6 +91,7 @@ class Child:
             "uptime_s": round(now - self.started_at, 3) if pid else 0.0,
             "last_exit": last and {"status": last.status, "reason": last.reason, "age_s": round(now - last.at, 3), "stderr": last.stderr},
             "backoff_s": round(backoff_s, 3),
+            "recent_restarts": recent,
         }
 
 

@@ -274,9 +274,10 @@ class Core:
 
     def _snapshot_of(self, name: str, now: float) -> dict[str, Any]:
         pid, state = self._hands.pid(name), self._hands.state(name)
-        due = self.states[self.unit_of(name).name].due
+        unit = self.unit_of(name)
+        due, recent = self.states[unit.name].due, policy.recent(self.settings.restart, self._histories.get(unit.group, ()), now)
         backoff = max(0.0, due - now) if not pid and due < policy.NEVER else 0.0
-        return self.children[name].snapshot(pid, "backoff" if backoff else state, now, backoff)
+        return self.children[name].snapshot(pid, "backoff" if backoff else state, now, backoff, len(recent))
 
     # ---------------------------------------------------------------- the tick
 

@@ -118,15 +118,20 @@ def hold(unit: Unit, world: World) -> UnitState:
     return UnitState(due=NEVER, held=True)
 
 
+def recent(budget: RestartArgs, history: tuple[float, ...], now: float) -> tuple[float, ...]:
+    """The restarts of a group that count against its budget at `now`."""
+    return tuple(at for at in history if now - at < budget.window)
+
+
 def wait(budget: RestartArgs, history: tuple[float, ...], now: float, chance: Callable[[], float]) -> tuple[float | None, tuple[float, ...]]:
     """After one more failure: (seconds to wait, new history); None instead of seconds when the budget is spent."""
-    recent = tuple(at for at in history if now - at < budget.window)
-    if len(recent) >= budget.max:
-        return None, recent
+    lately = recent(budget, history, now)
+    if len(lately) >= budget.max:
+        return None, lately
     first, second, most = budget.backoff
     # Bounded exponent: doubling 1 s more than 40 times means nothing and would overflow in the end.
-    seconds = first if not recent else min(second * 2.0 ** min(len(recent) - 1, 40), most)
-    return seconds * (1 - JITTER + 2 * JITTER * chance()), (*recent, now)
+    seconds = first if not lately else min(second * 2.0 ** min(len(lately) - 1, 40), most)
+    return seconds * (1 - JITTER + 2 * JITTER * chance()), (*lately, now)
 
 
 def _watch(unit: Unit, state: UnitState, history: tuple[float, ...], budget: RestartArgs, world: World, now: float, chance: Callable[[], float]) -> Outcome:

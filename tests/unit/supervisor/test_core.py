@@ -341,3 +341,18 @@ def test_a_process_knows_whether_the_one_before_it_crashed(world: World) -> None
     world.tick()
     world.tick(5.0)
     assert told == [True, False, True]
+
+
+def test_the_snapshot_counts_the_restarts_that_the_budget_counts() -> None:
+    world = make(restart=RestartArgs(max=5, window=60.0, backoff=(0.0, 0.0, 0.0)))
+    world.core.report(Report(state="ready", ready=True))
+
+    def counted() -> int:
+        return next(view["recent_restarts"] for view in world.core.snapshot()["processes"] if view["role"] == "scheduler")
+
+    for number in (1, 2):
+        world.die("scheduler-0", 3)
+        world.tick()
+        assert counted() == number
+    world.tick(61.0)
+    assert counted() == 0

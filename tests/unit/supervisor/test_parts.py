@@ -275,5 +275,5 @@ def test_a_start_that_was_asked_for_is_no_restart() -> None:
             child.expected = (7, "reload")
         child.ends(7, -9, False, 1.0, "")
         child.starts(2.0)
-    shown = child.snapshot(7, "running", 3.0, 0.0)
+    shown = child.snapshot(7, "running", 3.0, 0.0, 0)
     assert (shown["incarnation"], shown["restarts"], shown["replaced"]) == (5, 2, 2)
