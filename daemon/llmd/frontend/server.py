@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator, MutableMapping, Sized
 from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llmd.errors import RequestError
@@ -113,6 +114,18 @@ class BodyPipe:
         self._write(data)
 
 
+class OneAtATime(FlowControl):
+    """Reads nothing while requests that have come wait for their turn: uvicorn reads on with each answer, and a client that sends many grows without bound."""
+
+    def __init__(self, transport: Any, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -129,6 +142,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(HeadHolder(transport))  # type: ignore[arg-type]
+        self.flow = OneAtATime(self.transport, self.pipeline)
         sock = self.transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -159,6 +173,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        self.flow.resume_reading()
         super()._start_asgi_task(cycle, app)
 
     def _look_after(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from llmd.frontend.exchange import TRANSPORT
+
 from .test_app import served, spoken, until
 
 INNER = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -88,3 +90,26 @@ async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
         said = b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n%b\r\n" % (i, b"Connection: close\r\n" if i == 4 else b"") for i in range(5))
         assert (await spoken(url, said)).count(b"HTTP/1.1 200") == 5
         assert [path for path, _ in echo.seen] == [f"/{i}" for i in range(5)]
+
+
+async def test_what_is_sent_ahead_is_not_read_before_its_turn() -> None:
+    waiting: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        waiting.append(len(scope[TRANSPORT].pipeline))
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    one_read = 256 * 1024 // len(INNER) + 2
+    count = 4 * one_read
+    async with served(app) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(INNER * count)
+        for _ in range(count):
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)).startswith(b"HTTP/1.1 200")
+        writer.close()
+    assert len(waiting) == count
+    assert max(waiting) <= one_read
