@@ -67,6 +67,7 @@ def test_scripts_of_sglang_find_the_administrative_verbs(daemon: Daemon) -> None
     answer = httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30)
     assert answer.status_code == 200 and answer.json()["operation"]["verb"] == "flush", answer.text
     for path in ("/pause_generation", "/continue_generation", "/load_lora_adapter", "/unload_lora_adapter"):
+        assert post(daemon, path, USER).status_code == 403
         answer = post(daemon, path, ADMIN)
         assert answer.status_code == 501 and "not built" in answer.json()["error"]["message"]
     missing = post(daemon, "/abort_request", ADMIN)
