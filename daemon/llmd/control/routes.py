@@ -101,8 +101,8 @@ def _records(core: Core, operations: Operations) -> list[Route]:
 
     async def get_crashes(request: Request) -> Response:
         count = whole(request.query_params.get("limit", "50"), "limit", MAX_AUDIT)
-        directory = Path(core.boot.state_dir) / "crashes"
-        return json_response({"crashes": await asyncio.get_running_loop().run_in_executor(None, crashes.newest, directory, count)})
+        directory, unwritten = Path(core.boot.state_dir) / "crashes", core.snapshot.unwritten_crashes if core.snapshot is not None else ()
+        return json_response({"crashes": await asyncio.get_running_loop().run_in_executor(None, crashes.newest, directory, count, unwritten)})
 
     return [
         get("/v1/operations", get_operations),

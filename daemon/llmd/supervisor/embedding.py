@@ -48,6 +48,8 @@ class Embedding:
         self._about = dict(about or {})
         self._sink = sink
         self._oom_kills = os_.oom_kills()
+        self.out_of_memory = False
+        """Whether the kernel, for want of memory, ended what crashed last."""
         self._ports = ports
         self._os = os_
         by_name = {spec.name: spec for spec in specs}
@@ -78,6 +80,8 @@ class Embedding:
             on_crash=self._record,
         )
         supervisor.core = self.core
+        if crashes is not None:
+            supervisor.unwritten = lambda: crashes.unwritten(os_.monotonic())
         self._supervisor = supervisor
 
     def run(self) -> int:
@@ -100,6 +104,7 @@ class Embedding:
     def _record(self, crash: Crash) -> None:
         """One crash, into a file."""
         seen, self._oom_kills = self._oom_kills, self._os.oom_kills()
+        self.out_of_memory = crash.end.status == -signal.SIGKILL and crash.end.reason == "signal" and self._oom_kills > seen
         if self._crashes is None:
             return
         end, spec = crash.end, crash.spec
@@ -117,7 +122,7 @@ class Embedding:
             "why": crash.why,
             "phase": crash.phase,
             "last_words": end.stderr.rpartition("\n")[2],
-            "oom": end.status == -signal.SIGKILL and end.reason == "signal" and self._oom_kills > seen,
+            "oom": self.out_of_memory,
             **self._about,
             **({"weights_version": crash.weights_version} if crash.weights_version else {}),
         }

@@ -40,6 +40,8 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
         self._wakeup = Wakeup()
         self._processes: dict[str, Any] = {}
         self._interrupts = 0
+        self.unwritten: Callable[[], list[dict[str, Any]]] = list
+        """The records of crashes that could not be written."""
 
     def main(self) -> int:
         """Run until the children are gone. Returns llmd's exit status."""

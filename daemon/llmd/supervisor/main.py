@@ -338,7 +338,7 @@ def _supervise(boot: Boot, held: Held, env: MutableMapping[str, str], sink: LogS
     if on_stage is not None and embedding.core.failed_at:
         on_stage(embedding.core.failed_at)
     stays = sink.directory is not None and not sink.directory.is_relative_to(boot.ports.run_dir)  # an Engine's logs go with its run directory
-    _say_last_words(status, embedding.core.last_words, sink.directory if stays else None)
+    _say_last_words(status, embedding.core.last_words, sink.directory if stays else None, oom=embedding.out_of_memory)
     return status
 
 
@@ -348,18 +348,18 @@ def _about(boot: Boot) -> dict[str, str]:
     return {"version": __version__, "model": boot.served_name, "weights_version": boot.files.weights_version, "config_sha256": config}
 
 
-def _say_last_words(status: int, words: list[str], log_dir: Path | None) -> None:
+def _say_last_words(status: int, words: list[str], log_dir: Path | None, *, oom: bool) -> None:
     """The child's last lines first, then where to look, so that the reason is the last line of the log."""
     for line in words[1:]:
         log.error("%s", line)
     if words:
-        log.error("what to do: %s", _advice(status, words[0], log_dir))
+        log.error("what to do: %s", _advice(status, words[0], log_dir, oom=oom))
         log.error("llmd ends with status %d: %s", status, words[0])
     else:
         log.info("llmd ends with status %d", status)
 
 
-def _advice(status: int, reason: str, log_dir: Path | None) -> str:
+def _advice(status: int, reason: str, log_dir: Path | None, *, oom: bool) -> str:
     where = f"{log_dir}/*.log" if log_dir is not None else "the lines above"
     if status == EXIT_CONFIG:
         return "correct what the last line names; `llmd check` looks for faults without starting"
@@ -367,8 +367,10 @@ def _advice(status: int, reason: str, log_dir: Path | None) -> str:
         return "free what the last line names, then start again"
     if "hung and was killed" in reason:
         return f"llmd itself sent signal 9 to what made no progress for `supervision.hang_timeout` or `helper_timeout`: its stacks are in the log; see {where}"
+    if "SIGKILL" in reason and oom:
+        return f"the kernel ran out of memory and sent signal 9: look for it with `journalctl -k` or dmesg, set memory.max_total_tokens; see {where}"
     if "SIGKILL" in reason:
-        return f"signal 9 that nobody sent is the kernel out of memory: look for it with `journalctl -k` or dmesg, set memory.max_total_tokens; see {where}"
+        return f"signal 9 came from outside, not for want of memory: find out who sends it (`llmctl crashes`, an operator, a script); see {where}"
     return f"see {where} for what came before"
 
 

@@ -71,7 +71,7 @@ class LlmdNamespace:
         snapshot = self._core.report(_decode(text, Report))
         if self._core.mode != mode:
             self._supervisor.wake()
-        return json.dumps(snapshot)
+        return json.dumps({**snapshot, "unwritten_crashes": self._supervisor.unwritten()})
 
     def kill(self, text: str) -> str:
         """{"name","pid","reason"}: stacks, then SIGKILL, if `pid` is still that process."""

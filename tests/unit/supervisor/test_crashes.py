@@ -53,3 +53,20 @@ def test_a_disk_that_refuses_costs_the_record_only(tmp_path: Path, caplog: pytes
     assert "could not be written" in caplog.text
     (tmp_path / "damaged.json").write_text("{")
     assert reader.newest(tmp_path, 5) == [] and reader.newest(tmp_path / "none", 5) == []
+
+
+def test_what_no_disk_takes_waits_in_memory_until_one_does(tmp_path: Path) -> None:
+    block = tmp_path / "crashes"
+    block.write_text("")
+    files = CrashFiles(block)
+    assert files.unwritten(100.0) == []
+    for number in range(crashes.MAX_UNWRITTEN + 2):
+        assert files.write(facts(number), [*LINES, *["x" * 5000] * 50], 1_000_000.0 + number) == ""
+    kept = files.unwritten(200.0)
+    assert [record["pid"] for record in kept] == list(range(2, crashes.MAX_UNWRITTEN + 2)) and len(json.dumps(kept)) < 50_000
+    shown = reader.newest(block, 3, kept)
+    assert [record["pid"] for record in shown] == [6, 5, 4] and shown[0]["how"] == "signal 11 (SIGSEGV)" and shown[0]["stacks"] == LINES[1:5]
+    block.unlink()
+    assert len(files.unwritten(200.0 + crashes.TRY_AGAIN - 1)) == crashes.MAX_UNWRITTEN
+    assert files.unwritten(200.0 + crashes.TRY_AGAIN) == []
+    assert [record["pid"] for record in reader.newest(block, 10, kept)] == [6, 5, 4, 3, 2]

@@ -150,13 +150,19 @@ def test_the_banner_names_a_control_command_that_works_from_this_shell(monkeypat
     [
         (78, "x", "llmd check"),
         (71, "x", "free what"),
-        (70, LastExit(-9, "signal", 0.0, "").ended, "memory"),
+        (70, LastExit(-9, "signal", 0.0, "").ended, "from outside, not for want of memory"),
         (70, LastExit(-9, "hang", 0.0, "").ended, "llmd itself"),
         (70, "x", "/l/*.log"),
     ],
 )
 def test_the_last_words_say_what_to_do(status: int, reason: str, text: str) -> None:
-    assert text in _advice(status, reason, Path("/l"))
+    assert text in _advice(status, reason, Path("/l"), oom=False)
+
+
+def test_the_last_words_name_want_of_memory_only_where_the_record_does() -> None:
+    assert "memory.max_total_tokens" in _advice(70, LastExit(-9, "signal", 0.0, "").ended, Path("/l"), oom=True)
+    assert "max_total_tokens" not in _advice(70, LastExit(-9, "signal", 0.0, "").ended, Path("/l"), oom=False)
+    assert "llmd itself" in _advice(70, LastExit(-9, "hang", 0.0, "").ended, Path("/l"), oom=False)
 
 
 @pytest.mark.parametrize(("status", "text"), [(0, "status 0"), (3, "status 3"), (-9, "signal 9 (SIGKILL)"), (-99, "signal 99")])
