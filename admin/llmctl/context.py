@@ -43,10 +43,12 @@ class Context:
         return float(self.options.timeout or READ_TIMEOUT)
 
     def get(self, path: str, **query: Any) -> Any:
+        began = time.monotonic()
         try:
             return self.client.get(path, self.read_timeout(), **query)
         except CtlError as error:
-            if error.status == exits.NOT_ANSWERING and self.options.timeout:
+            waited = time.monotonic() - began
+            if error.status == exits.NOT_ANSWERING and self.options.timeout and waited > 0.9 * self.read_timeout():
                 raise CtlError(exits.TIMED_OUT, error.message, error.hint, error.data) from None
             raise
 
