@@ -67,9 +67,12 @@ async def plan(core: Core, params: ConfigReloadParams) -> Plan:
 async def run(core: Core, made: Plan | None, keep: Keep, save: Save) -> dict[str, Any]:
     """Carry the plan out. Without one: a control before this one had begun, and all that is left to do is to finish its reload."""
     if made is None:
+        before = Boot.load(core.remembered.previous_boot or b"").source
         data = await reload.run(core, None, None, keep, save)
-        await _tell(core, [], keep)
-        return data
+        now = core.boot.source
+        changes = before.changes(now) if before is not None and now is not None else []
+        await _tell(core, changes, keep)
+        return {**data, "changed": [change.key for change in changes]}
     changes = [msgspec.convert(change, Change) for change in made.changes]
     boot, old = made.prepared, core.boot
     if not changes:
