@@ -39,7 +39,8 @@ def _run(argv: list[str]) -> int:
     if before:
         raise surplus("", before)
     if verb is not None and verb not in VERBS:
-        close = difflib.get_close_matches(verb, VERBS, 1, 0.6)
+        # What begins alike may differ more: `tpo` is top, `bogus` is not logs.
+        close = [name for name in difflib.get_close_matches(verb, VERBS, 3, 0.6) if name[0] == verb[0]] or difflib.get_close_matches(verb, VERBS, 1, 0.7)
         hint = f"did you mean `llmctl {close[0]}`?" if close else f"there are: {', '.join(VERBS)}"
         raise CtlError(exits.USAGE, f"there is no verb {verb!r}", hint)
     options, rest = _parser(verb).parse_known_args(argv)

@@ -169,7 +169,12 @@ def plan_costs(plan: Mapping[str, Any]) -> list[str]:
             costs.append(f"{word}: {', '.join(plan[name])}")
     downtime = plan.get("downtime_s")
     if plan.get("processes_restarted"):
-        costs.append(f"without an engine for {'an unknown time' if downtime is None else f'about {duration(downtime)}'}")
+        time_away = "an unknown time" if downtime is None else f"about {duration(downtime)}"
+        drain = plan.get("drains_first_s")
+        if drain is not None:
+            costs.append(f"new requests refused: for up to {duration(drain)} while it drains, then for {time_away} while it starts anew")
+        else:
+            costs.append(f"without an engine for {time_away}")
     return costs
 
 

@@ -53,7 +53,7 @@ def test_it_takes_what_only_a_restart_takes_and_lets_running_requests_finish(dae
     wait_for("it runs", lambda: daemon.status()["requests"]["running"] == 1, 30)
     write(daemon, workers=2, port=daemon.port)
     planned = ctl(daemon, "restart", "--all", "--dry-run")
-    assert "start llmd anew" in planned.stdout and "1 request waited for" in planned.stdout, planned
+    assert "start llmd anew" in planned.stdout and "1 request waited for" in planned.stdout and "while it drains" in planned.stdout, planned
     assert daemon.status()["start_id"] == life
     done = ctl(daemon, "restart", "--all", "--reason", "two workers")
     assert done.returncode == 0, done.stderr

@@ -5,12 +5,16 @@ Their clients get the error `aborted`: status 409, or the last event of a stream
 
 from __future__ import annotations
 
+from llmctl import exits
 from llmctl.context import Context
+from llmctl.exits import CtlError
 from llmctl.output import counted
 
 
 def run(context: Context) -> int:
     options = context.options
+    if not options.all and "" in (options.client_id, options.rid):
+        raise CtlError(exits.USAGE, "an empty id aborts nothing", "`llmctl requests` shows the ids in flight")
     if options.all:
         body = {"all": True}
     elif options.client_id is not None:

@@ -259,8 +259,9 @@ class Operations:
             self._core.remembered.began.pop(operation.id, None)
             self._remember()
             self._core.ledger.inc("llmd_operations_total", verb=operation.verb, result=operation.state)
-            log.info("%s: %s", operation.verb, operation.state, extra={"operation_id": operation.id})
-            self._tell(operation, f"{operation.verb}: {operation.state}{f': {operation.message}' if operation.message else ''}")
+            ended = f"{operation.verb}: {operation.state}{f': {operation.message}' if operation.message else ''}"
+            log.info("%s", ended.replace("\n", "; "), extra={"operation_id": operation.id})
+            self._tell(operation, ended)
             self._core.changed.set()
 
     def _begin(self, operation: Operation, began: Began) -> None:

@@ -38,6 +38,8 @@ class Plan(Struct, kw_only=True):
     """Cached KV pages."""
     downtime_s: float | None = 0.0
     """Time without an engine, as far as the last start tells; null: not known."""
+    drains_first_s: float | None = None
+    """Before that, new requests are refused and running ones waited for, this long at most; null: nothing is drained."""
     changes: list[dict[str, Any]] = []
     """Of a config reload: key, before, after, reload, origin."""
     refused: dict[str, str] | None = None

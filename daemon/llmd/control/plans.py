@@ -39,8 +39,9 @@ async def drain(core: Core, params: DrainParams) -> Plan:
     if core.machine.state != "draining" and not core.machine.can("drain"):
         raise RequestError(f"the daemon is {core.machine.state}", code="loading")
     rows = in_flight(core)
-    wait = [f"wait up to {params.timeout_s:g} s for running requests to end"] if params.timeout_s else []
-    return Plan(steps=["refuse new requests (503 draining) until `resume`", *wait], requests_finished=len(rids(rows)), requests=rids(rows))
+    wait = [f"wait up to {params.timeout_s:g} s for running requests to end"] if params.timeout_s else ["let running requests go on, and wait for none"]
+    awaited = len(rids(rows)) if params.timeout_s else 0
+    return Plan(steps=["refuse new requests (503 draining) until `resume`", *wait], requests_finished=awaited, requests=rids(rows))
 
 
 async def resume(core: Core, params: ResumeParams) -> Plan:
@@ -58,7 +59,8 @@ async def abort(core: Core, params: AbortParams) -> Plan:
         )
 
     rows = [row for row in in_flight(core) if meant(row)]
-    return Plan(steps=["end them with the error `aborted`"], requests_aborted=len(rids(rows)), requests=rids(rows), tokens_dropped=dropped(rows))
+    steps = ["end them with the error `aborted`" if rows else "nothing: no request in flight matches"]
+    return Plan(steps=steps, requests_aborted=len(rids(rows)), requests=rids(rows), tokens_dropped=dropped(rows))
 
 
 async def stop(core: Core, params: StopParams) -> Plan:
@@ -77,9 +79,10 @@ async def _restart_all(core: Core) -> Plan:
         raise RequestError("this llmd was started by a program, which alone can start it again", status=409)
     await config_reload.read_again(core, source)
     made = await stop(core, StopParams())
-    made.steps = [*made.steps, "start llmd anew with the configuration as it is then"]
+    made.steps = [*made.steps, "start llmd anew with the configuration as it is then; new requests are refused until it is ready"]
     made.processes_restarted, made.processes_stopped = ["supervisor-0", *made.processes_stopped], []
     made.downtime_s = round(core.remembered.load_s, 1) if core.remembered.load_s is not None else None
+    made.drains_first_s = core.boot.args.http.drain_timeout
     if core.snapshot is not None and core.snapshot.managed:
         made.refused = {
             "code": "busy",

@@ -9,12 +9,14 @@ import grp
 import json
 import logging
 import os
+import shlex
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmd.config.resolve import default_run_dir
 from llmd.errors import ResourceError
 from llmd.plan.ports import PortArgs
 from llmd.supervisor import directories
@@ -85,6 +87,12 @@ def _refused(path: Path, error: OSError) -> ResourceError:
     return ResourceError(f"cannot use the run directory {path}: {os.strerror(error.errno or 0)}", hint="set run_dir to a directory that llmd may write")
 
 
+def _status(run_dir: Path) -> str:
+    """The command that shows the llmd of a run directory, with --socket where llmctl would not look."""
+    usual = str(run_dir) in ("/run/llmd", default_run_dir(os.environ))
+    return "llmctl status" if usual else f"llmctl --socket {shlex.quote(str(run_dir))} status"
+
+
 class Lock:
     """The one instance of a run directory. Held until the process ends; the file stays, so that llmctl can tell who it was."""
 
@@ -103,7 +111,9 @@ class Lock:
         except OSError:
             holder = self._holder()
             os.close(self._fd)
-            raise ResourceError(f"llmd is already running in {path.parent} (pid {holder})", hint="see `llmctl status`, or set another run_dir") from None
+            raise ResourceError(
+                f"llmd is already running in {path.parent} (pid {holder})", hint=f"see `{_status(path.parent)}`, or set another run_dir"
+            ) from None
 
     def _holder(self) -> str:
         with contextlib.suppress(ValueError, OSError, TypeError):

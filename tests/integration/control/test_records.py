@@ -65,9 +65,11 @@ def test_a_dry_run_plans_and_changes_nothing(daemon: Trio) -> None:
     assert plan("abort", all=True)["tokens_dropped"] == 34
     restart = plan("restart")
     assert (restart["processes_restarted"], restart["requests_held"], restart["requests_aborted"]) == (["scheduler-0"], 2, 0)
-    assert isinstance(restart["downtime_s"], float)
+    assert isinstance(restart["downtime_s"], float) and restart["drains_first_s"] is None
     assert plan("stop")["processes_stopped"] == ["control-0", "frontend-0", "detokenizer-0", "scheduler-0"]
-    assert plan("drain")["requests_finished"] == 2
+    assert (plan("drain")["requests_finished"], plan("drain", timeout_s=9)["requests_finished"]) == (0, 2), "without a time nothing is waited for"
+    assert plan("abort", client_id="nobody")["steps"] == ["nothing: no request in flight matches"]
+    assert plan("abort", client_id="job")["steps"] == ["end them with the error `aborted`"]
     assert made.http.post("/v1/operations", json={"verb": "restart", "dry_run": True}).json()["plan"] == restart
     refused = made.http.post("/v1/abort", json={"dry_run": True})
     assert refused.status_code == 400, "what would be refused is refused"
@@ -101,6 +103,7 @@ def test_a_key_runs_once_and_replays(daemon: Trio) -> None:
     assert [reply.status_code for reply in failed] == [409, 409]
     assert failed[0].json() == failed[1].json() | {"error": failed[0].json()["error"]}
     assert scheduler.verbs().count("flush") == 2
+    wait_for(lambda: "flush: failed: the cache is in use" in made.log.read_text(), "the log says why")
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(made.http.post, "/v1/flush?timeout_s=60", headers={"Idempotency-Key": "k-3"}) for _ in range(2)]
         wait_for(lambda: (made.status()["operation"] or {}).get("key") == "k-3", "it runs")

@@ -332,3 +332,9 @@ def test_logs_can_be_followed(tmp_path: Path) -> None:
         finally:
             process.terminate()
             process.wait(10)
+
+
+@pytest.mark.parametrize("argv", [["abort", ""], ["abort", "--client-id", ""]])
+def test_an_empty_id_aborts_nothing(fake: Fake, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(fake, *argv) == 2
+    assert "an empty id aborts nothing" in capsys.readouterr().err and fake.seen == []

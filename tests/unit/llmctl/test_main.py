@@ -45,7 +45,9 @@ def test_a_bad_command_line_is_2_and_says_what_was_meant(line: str, said: tuple[
     assert "--help" in shown.err and len(shown.err.splitlines()) <= 4
 
 
-@pytest.mark.parametrize(("verb", "text"), [("statsu", "did you mean `llmctl status`?"), ("xyzzy", "there are: status, ")])
+@pytest.mark.parametrize(
+    ("verb", "text"), [("statsu", "did you mean `llmctl status`?"), ("xyzzy", "there are: status, "), ("bogus", "there are: status, "), ("tpo", "llmctl top")]
+)
 def test_an_unknown_verb_is_2_and_names_the_nearest(verb: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb]) == 2
     assert f"there is no verb {verb!r}" in (said := capsys.readouterr().err) and text in said

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmctl.output import Output, bar, duration, one_line, size, to_yaml
+from llmctl.output import Output, bar, duration, one_line, plan_costs, size, to_yaml
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(codec="ascii"), max_size=8),
@@ -75,3 +75,9 @@ def test_a_fact_that_there_is_not_is_left_out_in_colour_too() -> None:
     out = Output("table", True, stream := Terminal())
     out.facts([("degraded", out.paint("", "yellow")), ("model", out.paint("m", "red"))])
     assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_plan_that_drains_says_that_new_requests_are_refused_meanwhile() -> None:
+    plan = {"processes_restarted": ["supervisor-0", "scheduler-0"], "downtime_s": 0.7, "drains_first_s": 30.0}
+    assert plan_costs(plan)[-1] == "new requests refused: for up to 30s while it drains, then for about 0.7s while it starts anew"
+    assert plan_costs({**plan, "drains_first_s": None})[-1] == "without an engine for about 0.7s"

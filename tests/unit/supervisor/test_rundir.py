@@ -96,8 +96,9 @@ def test_the_lock_is_exclusive_and_tells_who_has_it(ports: PortArgs) -> None:
     lock = rundir.Lock(ports.lock)
     lock.write({"pid": 4711, "long": "x" * 500})
     lock.write({"pid": 4712})
-    with pytest.raises(ResourceError, match=r"already running .* \(pid 4712\)"):
+    with pytest.raises(ResourceError, match=r"already running .* \(pid 4712\)") as refused:
         rundir.Lock(ports.lock)
+    assert f"llmctl --socket {ports.lock.parent} status" in refused.value.hint
     assert json.loads(ports.lock.read_text()) == {"pid": 4712}
 
 
