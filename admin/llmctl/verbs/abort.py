@@ -14,7 +14,7 @@ from llmctl.output import counted
 def run(context: Context) -> int:
     options = context.options
     if not options.all and "" in (options.client_id, options.rid):
-        raise CtlError(exits.USAGE, "an empty id aborts nothing", "`llmctl requests` shows the ids in flight")
+        raise CtlError(exits.BAD_INPUT, "an empty id aborts nothing", "`llmctl requests` shows the ids in flight")
     if options.all:
         body = {"all": True}
     elif options.client_id is not None:

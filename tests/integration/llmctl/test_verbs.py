@@ -336,5 +336,5 @@ def test_logs_can_be_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("argv", [["abort", ""], ["abort", "--client-id", ""]])
 def test_an_empty_id_aborts_nothing(fake: Fake, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert ctl(fake, *argv) == 2
+    assert ctl(fake, *argv) == 65
     assert "an empty id aborts nothing" in capsys.readouterr().err and fake.seen == []
