@@ -47,7 +47,12 @@ def create_app(runtime: Runtime, lifespan: AbstractAsyncContextManager[None], li
     app.add_exception_handler(ClientGone, _on_client_gone)
     app.add_exception_handler(Exception, _on_fault)
     http = runtime.boot.args.http
-    guard = Guard(runtime.boot.args, access_of(routes) | dict.fromkeys(NOT_BUILT, Access.ADMIN), KeyRing(http.api_keys_file, http.admin_key_file), limits or RateLimits(time.monotonic))
+    guard = Guard(
+        runtime.boot.args,
+        access_of(routes) | dict.fromkeys(NOT_BUILT, Access.ADMIN),
+        KeyRing(http.api_keys_file, http.admin_key_file),
+        limits or RateLimits(time.monotonic),
+    )
     return Gate(app, runtime, guard, [route.path for route in routes])
 
 
