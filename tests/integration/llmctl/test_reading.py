@@ -193,6 +193,15 @@ def test_wait_waits_for_what_was_named(fake: Fake, tmp_path: Path, capsys: pytes
     capsys.readouterr()
 
 
+def test_doctor_says_in_every_state_why_the_daemon_is_not_whole(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    why = "scheduler-0 died 4 times within 10 min"
+    for state, reason, text in (("ready", why, f"ready: {why}"), ("recovering", "killed by SIGKILL", f"recovering: killed by SIGKILL; {why}")):
+        fake.answers["/v1/status"] = (200, {**STATUS, "state": state, "reason": reason, "degraded": [why]})
+        ctl(fake, "doctor", "-o", "json")
+        found = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+        assert (found["daemon"]["state"], found["daemon"]["text"]) == ("warning", text)
+
+
 def test_doctor_says_what_is_wrong_and_ends_with_1(fake: Fake, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fake.run_dir.chmod(0o750)
     config = tmp_path / "llmd.yaml"
