@@ -241,6 +241,12 @@ def lasting(daemon: Daemon) -> dict[str, psutil.Process]:
     return {"supervisor": supervisor} | {name: psutil.Process(daemon.pid("frontend", rank)) for rank, name in enumerate(FRONTENDS)}
 
 
+def healed(daemon: Daemon) -> bool:
+    """No process stands still, and none is on its way."""
+    stopped = any(child.status() == psutil.STATUS_STOPPED for child in daemon.children())
+    return not stopped and all(process["state"] in ("ready", "busy") for process in daemon.status()["processes"])
+
+
 def descriptors(daemon: Daemon) -> dict[str, int]:
     return {name: process.num_fds() for name, process in lasting(daemon).items()}
 
@@ -262,6 +268,7 @@ def chaos(directory: Path, model: dict[str, Any], seconds: float, every: tuple[f
         rss = memory(daemon)
         seen, faults = asyncio.run(run(daemon, seconds, every, seed))
         measure_pauses(seen, faults)
+        wait_for("the last fault is healed", lambda: healed(daemon), 60)
         daemon.wait_ready(60)
         recovered = daemon.metric("llmd_requests_recovered_total")
         print_table(seen, faults, recovered)
