@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmd.kernels.library import isa_name, library, why_absent
 from llmd.kernels.packing import FORMATS, QUANTIZED, packed_size
+from llmd.kernels.shared_library import isa_name, library, why_absent
 
 LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY, HEAD_PARTS = 30, 576, 1536, 49152, 16
 SHAPES = {"qkv": (960, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}

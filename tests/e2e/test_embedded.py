@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmd.kernels.library import library
+from llmd.kernels.shared_library import library
 from tests.daemon import SLOW, Daemon, wait_for
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "reference_greedy.json").read_text())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmd.kernels.library import library
+from llmd.kernels.shared_library import library
 from tests.daemon import Daemon, wait_for
 from tests.models import permutation_llama
 from tests.starts import fails

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from llmd.kernels.library import library, why_absent
+from llmd.kernels.shared_library import library, why_absent
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from llmd.kernels.library import Signatures, declare, library, why_absent
 from llmd.kernels.packing import FORMATS, reads_quantized
+from llmd.kernels.shared_library import Signatures, declare, library, why_absent
 
 Floats = npt.NDArray[np.float32]
 

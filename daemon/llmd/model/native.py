@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from llmd.config.server_args import ModelArgs
-from llmd.kernels.library import isa_name, library, why_absent
+from llmd.kernels.shared_library import isa_name, library, why_absent
 
 #: A value of LLMD_ISA that is no instruction set: the torch path serves, for comparison.
 TORCH: Final = "torch"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmd.errors import ResourceError
-from llmd.kernels.library import library
+from llmd.kernels.shared_library import library
 from llmd.store import catalog
 from llmd.store.pull import pull
 from llmd.tokenizer.load import load_tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmd.kernels.library import library
+from llmd.kernels.shared_library import library
 from llmd.model import native
 from llmd.model.batch import Runner
 from llmd.model.loader import load_model

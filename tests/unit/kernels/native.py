@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmd.kernels.library import ISAS, library
 from llmd.kernels.packing import FORMATS, reads_quantized
+from llmd.kernels.shared_library import ISAS, library
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

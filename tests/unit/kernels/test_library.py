@@ -11,12 +11,12 @@ import pytest
 
 from llmd.errors import ConfigError
 from llmd.kernels import build
-from llmd.kernels.library import ISAS, PATH, LibraryMissing, choose_isa, library, load
+from llmd.kernels.shared_library import ISAS, PATH, LibraryMissing, choose_isa, library, load
 from tests.unit.kernels import native
 
 built = pytest.mark.skipif(library() is None, reason="the native kernels are not built")
 
-SAY_ISA = "from llmd.kernels.library import isa_name, library; print(isa_name(library()))"
+SAY_ISA = "from llmd.kernels.shared_library import isa_name, library; print(isa_name(library()))"
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -96,7 +96,7 @@ def test_another_machine_has_no_kernels(tmp_path: Path, monkeypatch: pytest.Monk
 
 @built
 def test_loading_needs_neither_numpy_nor_torch() -> None:
-    done = python("import sys; from llmd.kernels.library import library; assert library(); print(sorted({'numpy', 'torch'} & set(sys.modules)))")
+    done = python("import sys; from llmd.kernels.shared_library import library; assert library(); print(sorted({'numpy', 'torch'} & set(sys.modules)))")
     assert done.stdout.strip() == "[]", done.stderr
 
 

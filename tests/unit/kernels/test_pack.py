@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
-from llmd.kernels.library import library
 from llmd.kernels.packing import FORMATS, QUANTIZED
+from llmd.kernels.shared_library import library
 from tests.unit.kernels import native
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built")

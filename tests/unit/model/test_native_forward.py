@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmd.kernels.library import library
+from llmd.kernels.shared_library import library
 from llmd.model.batch import EmbedRequest
 from llmd.wire.messages import Pooling, SamplingParams
 from tests.models import boot_for, gguf_of, random_llama
