@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from llmd.errors import ConfigError
-from llmd.kernels import packing, shared_library
+from llmd.kernels import packing
+from llmd.kernels.shared_library import ISAS, library
 from llmd.memory.budget import native_kv_bytes
 from llmd.model.loader import load_model
 from llmd.model.native_loader import Matrix, NativeModel, load_native
@@ -19,7 +20,7 @@ from llmd.model.pack_cache import DIRECTORY
 from llmd.plan.spec import Boot
 from tests.models import boot_for, gguf_of, random_llama, read_checkpoint, write_safetensors
 
-pytestmark = pytest.mark.skipif(shared_library.library() is None, reason="the native kernels are not built")
+pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels are not built")
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -179,7 +180,7 @@ def test_damaged_numbers_are_named_when_asked_for(tmp_path: Path, value: float) 
 @pytest.mark.parametrize("args", [{}, {"dtype": "float32"}, {"quantization": "int4"}, {"dtype": "bfloat16"}])
 def test_the_checking_child_knows_the_size(tmp_path: Path, args: dict[str, str]) -> None:
     boot = boot_for(random_llama(tmp_path / "m", attention_bias=True), tmp_path / "cache", **args)
-    assert boot.files.kernels in shared_library.ISAS
+    assert boot.files.kernels in ISAS
     assert boot.files.native_bytes == load_native(boot, nothing).weights_bytes
 
 
