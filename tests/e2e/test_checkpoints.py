@@ -19,7 +19,8 @@ def test_characters_split_over_tokens_arrive_whole(tmp_path: Path) -> None:
     with Daemon(tmp_path, config={"model": {"path": str(path)}}).start() as daemon:
         events = list(daemon.stream(path="/v1/chat/completions", prompt=None, messages=[{"role": "user", "content": "hi"}], max_tokens=50))
         pieces = [e["choices"][0]["delta"]["content"] for e in events if e["choices"][0]["delta"].get("content")]
-        assert pieces == [FACE, WORLD], "a chunk appears only when a character is whole"
+        # Two characters come in one event where the reader was slow, but each in one piece.
+        assert pieces in ([FACE, WORLD], [FACE + WORLD]), "a chunk appears only when a character is whole"
         assert events[-1]["choices"][0]["finish_reason"] == "stop"
         plain = daemon.chat(max_tokens=50, logprobs=True).json()["choices"][0]
         assert plain["message"]["content"] == FACE + WORLD

@@ -88,6 +88,7 @@ class FakeEngine(threading.Thread):
     """Scheduler and detokenizer in one: by default it echoes the prompt, byte by byte, round and round.
 
     `script(request)` gives the pieces of text; `pace` is the pause between steps; requests and aborts are kept.
+    `hold_at`: no request goes beyond so many pieces, until it is None: what must be running still when a test goes on is held, for no pace is slow enough.
     """
 
     def __init__(self, ports: PortArgs, epoch: int) -> None:
@@ -97,7 +98,10 @@ class FakeEngine(threading.Thread):
         self.aborts: list[AbortReq] = []
         self.resends: list[Resend] = []
         self.acks: list[str] = []
+        self.ended: list[str] = []
+        """Requests whose last piece has been said."""
         self.pace = 0.0
+        self.hold_at: int | None = None
         self.script: Callable[[TokenizedGenerateReqInput], list[str] | AbortReq | None] = echo
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._input = sockets.pull(self._context, ports.scheduler_input(epoch))
@@ -157,8 +161,10 @@ class FakeEngine(threading.Thread):
         self.say(BatchEmbeddingOutput(epoch=self.epoch, embeddings=[Embedding(message.rid, struct.pack(f"<{len(vector)}f", *vector))]))
 
     def _step(self) -> None:
-        chunks = []
+        chunks: list[TextChunk] = []
         for rid, (request, script, at) in list(self._running.items()):
+            if self.hold_at is not None and at >= self.hold_at:
+                continue
             last = at + 1 >= len(script)
             first = 0 if rid in self._whole else at
             self._whole.discard(rid)
@@ -175,11 +181,13 @@ class FakeEngine(threading.Thread):
                 del self._running[rid]
             else:
                 self._running[rid] = (request, script, at + 1)
-        self.say(BatchStrOutput(epoch=self.epoch, chunks=chunks))
+        if chunks:
+            self.say(BatchStrOutput(epoch=self.epoch, chunks=chunks))
+        self.ended += [chunk.rid for chunk in chunks if chunk.finish]
 
     def say(self, message: msgspec.Struct) -> None:
         """Send a message to the frontend."""
-        end = time.monotonic() + 5
+        end = time.monotonic() + 5 * SLOW
         while not sockets.send(self._output, message):
             if self._halt.is_set():
                 return

@@ -23,7 +23,7 @@ COMP: dict[str, Any] = {"model": "toy", "prompt": "hello", "max_tokens": 400}
 
 
 def comp(world: World, **changes: Any) -> httpx.Response:
-    return httpx.post(world.url + "/v1/completions", json={**COMP, **changes}, timeout=15)
+    return httpx.post(world.url + "/v1/completions", json={**COMP, **changes}, timeout=15 * SLOW)
 
 
 def error(answer: httpx.Response) -> dict[str, Any]:
@@ -44,20 +44,27 @@ class Background(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", self._world.url + "/v1/completions", json={**COMP, **self._changes}, timeout=15) as answer:
+        with httpx.stream("POST", self._world.url + "/v1/completions", json={**COMP, **self._changes}, timeout=15 * SLOW) as answer:
             for piece in answer.iter_raw():
                 self._body += piece
                 self.begun.set()
             self._status, self._headers = answer.status_code, answer.headers
 
     def result(self) -> httpx.Response:
-        self.join(10)
+        self.join(10 * SLOW)
         assert self._status, "the request hangs"
         return httpx.Response(self._status, headers=self._headers, content=self._body)
 
     @property
     def events(self) -> list[str]:
         return [line[6:] for line in self.result().text.splitlines() if line.startswith("data: ")]
+
+    @property
+    def text(self) -> str:
+        """Of a stream: what has come by now."""
+        whole = self._body.decode().rpartition("\n\n")[0]
+        choices = [json.loads(line[6:])["choices"][0] for line in whole.splitlines() if line.startswith("data: {")]
+        return "".join(choice["text"] for choice in choices)
 
 
 def running(world: World, n: int = 1) -> None:
@@ -66,8 +73,14 @@ def running(world: World, n: int = 1) -> None:
 
 
 def slow(world: World, tokens: int = 400) -> None:
+    """Requests of so many tokens, which do not end until the engine is told to `go_on`."""
     world.engine.pace = 0.02
+    world.engine.hold_at = tokens - 1
     world.engine.script = lambda request: ["x"] * tokens
+
+
+def go_on(world: World) -> None:
+    world.engine.hold_at = None
 
 
 # ---------------------------------------------------------------- start
@@ -150,27 +163,29 @@ def counted(n: int) -> list[str]:
     return [chr(ord("a") + i % 26) for i in range(n)]
 
 
-def lose_engine(world: World, epoch: int) -> None:
-    """The engine dies in mid-stream and a new one comes; nothing the old one says counts any more."""
+def lose_engine(world: World, epoch: int, hold_at: int) -> None:
+    """The engine dies in mid-stream and a new one comes, which holds at `hold_at`; nothing the old one says counts any more."""
     script, pace = world.engine.script, world.engine.pace
     world.control.publish(state="recovering", engine_up=False, reason="scheduler-0 killed by SIGKILL")
     wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
     engine = world.new_engine(epoch)
-    engine.script, engine.pace = script, pace
+    engine.script, engine.pace, engine.hold_at = script, pace, hold_at
     world.control.publish(state="ready", engine_up=True, epoch=epoch, reason="")
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_new_engine_goes_on_where_the_old_one_was(world: World, times: int) -> None:
     world.engine.pace = 0.01
+    world.engine.hold_at = 50
     world.engine.script = lambda request: counted(150)
     text = "".join(counted(150))
     whole, stream, two = Background(world), Background(world, stream=True), Background(world, stream=True, n=2)
     running(world, 4)
     assert stream.begun.wait(5 * SLOW) and two.begun.wait(5 * SLOW)
     for epoch in range(2, 2 + times):
-        lose_engine(world, epoch)
+        lose_engine(world, epoch, hold_at=50 * epoch)
         running(world, 4)
+    go_on(world)
     assert {r.epoch for r in world.engine.requests} == {1 + times}
     assert all(r.resumed and r.sampling.max_new_tokens == COMP["max_tokens"] for r in world.engine.requests)
     assert whole.result().json()["choices"][0]["text"] == text
@@ -189,20 +204,23 @@ def test_a_new_engine_goes_on_where_the_old_one_was(world: World, times: int) ->
 
 def test_late_words_of_a_lost_engine_reach_nobody(world: World) -> None:
     world.engine.pace = 0.01
+    world.engine.hold_at = 20
     world.engine.script = lambda request: counted(60)
     stream = Background(world, stream=True)
     assert stream.begun.wait(5 * SLOW)
-    lose_engine(world, 2)
+    lose_engine(world, 2, hold_at=0)
     running(world, 1)
     rid = world.engine.requests[0].rid
     world.engine.say(BatchStrOutput(epoch=1, chunks=[TextChunk(rid, 0, "?" * 100, [63] * 100)]))
     world.engine.say(AbortReq(rid=rid, epoch=1, code="internal_error"))
+    go_on(world)
     assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == "".join(counted(60))
     wait_for(lambda: world.control.counter('llmd_wire_stale_messages_total{channel="tokenizer"}') == 2, 5)
 
 
 def test_a_new_detokenizer_gets_all_output_again(world: World) -> None:
     world.engine.pace = 0.01
+    world.engine.hold_at = 75
     world.engine.script = lambda request: counted(150)
     whole, stream = Background(world), Background(world, stream=True)
     running(world, 2)
@@ -213,6 +231,7 @@ def test_a_new_detokenizer_gets_all_output_again(world: World) -> None:
     wait_for(lambda: len(world.engine.resends) == 2, 5)
     known = {r.request.rid: len(r.request.output_ids) for r in world.engine.resends}
     assert set(known) == {r.rid for r in world.engine.requests} and max(known.values()) > 0
+    go_on(world)
     assert whole.result().json()["choices"][0]["text"] == "".join(counted(150))
     assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == "".join(counted(150))
     assert world.engine.aborts == [] and len(world.engine.requests) == 2
@@ -220,19 +239,22 @@ def test_a_new_detokenizer_gets_all_output_again(world: World) -> None:
 
 def test_a_request_whose_output_ends_detokenizers_ends_alone(world: World) -> None:
     world.engine.pace = 0.01
+    world.engine.hold_at = 30
     world.engine.script = lambda request: counted(150) if request.input_ids[0] == ord("i") else None
     poison, other = Background(world, prompt="poison"), Background(world, prompt="innocent", stream=True)
     running(world, 2)
-    assert other.begun.wait(5 * SLOW)
+    wait_for(lambda: len(other.text) == 30, 5)
     for incarnation in (2, 3, 4):
         asked = len(world.engine.resends)
         world.control.publish(state="recovering", detokenizer_incarnation=0)
         wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
         world.control.publish(state="ready", detokenizer_incarnation=incarnation)
         wait_for(lambda asked=asked: len(world.engine.resends) > asked, 5)  # type: ignore[misc]
-        time.sleep(0.1)
+        world.engine.hold_at = 30 * incarnation
+        wait_for(lambda incarnation=incarnation: len(other.text) == 30 * incarnation, 5)  # type: ignore[misc]
     answer = poison.result()
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_crash")
+    go_on(world)
     assert "".join(json.loads(event)["choices"][0]["text"] for event in other.events[:-1]) == "".join(counted(150))
 
 
@@ -242,6 +264,7 @@ def test_output_that_the_detokenizer_forgot_is_asked_for_again(world: World) -> 
     assert stream.begun.wait(5 * SLOW)
     world.engine.say(Detokenizer404(rid=world.engine.requests[0].rid, epoch=1))
     wait_for(lambda: len(world.engine.resends) == 1, 5)
+    go_on(world)
     assert "".join(json.loads(event)["choices"][0]["text"] for event in stream.events[:-1]) == "x" * 100
     world.engine.say(Detokenizer404(rid="nobody", epoch=1))
     assert world.engine.wait_abort().rid == "nobody"
@@ -324,7 +347,7 @@ def test_a_client_that_leaves_while_it_is_held_is_forgotten(world: World) -> Non
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(world.url + "/v1/completions", json=COMP, timeout=0.5)
     wait_for(lambda: world.outcomes() == {"client_disconnect": 1}, 5)
-    assert world.control.gauge("llmd_frontend_inflight") == 0
+    wait_for(lambda: world.control.gauge("llmd_frontend_inflight") == 0, 5)
 
 
 def test_a_scheduler_that_never_takes_a_request_is_an_error_too(make_world: Callable[..., World]) -> None:
@@ -341,7 +364,7 @@ def test_a_scheduler_that_never_takes_a_request_is_an_error_too(make_world: Call
 @pytest.mark.parametrize("by", ["command", "picture"])
 def test_draining_refuses_new_work_and_finishes_the_old(world: World, by: str) -> None:
     slow(world, 100)
-    kept = http.client.HTTPConnection("127.0.0.1", int(world.url.rsplit(":", 1)[1]), timeout=10)
+    kept = http.client.HTTPConnection("127.0.0.1", int(world.url.rsplit(":", 1)[1]), timeout=10 * SLOW)
     kept.request("GET", "/livez")
     kept.getresponse().read()
     old = Background(world, stream=True)
@@ -350,7 +373,7 @@ def test_draining_refuses_new_work_and_finishes_the_old(world: World, by: str) -
         assert world.control.command("drain").data == {"inflight": 1}
     else:
         world.control.publish(state="draining")
-        wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 1)
+        wait_for(lambda: httpx.get(world.url + "/readyz").status_code == 503, 5)
     assert httpx.get(world.url + "/readyz").json()["status"] == "draining"
     assert httpx.get(world.url + "/livez").status_code == 200
     assert httpx.get(world.url + "/metrics").status_code == 200
@@ -362,6 +385,7 @@ def test_draining_refuses_new_work_and_finishes_the_old(world: World, by: str) -
     on_kept = kept.getresponse()
     assert (on_kept.status, on_kept.getheader("connection")) == (503, "close")
     kept.close()
+    go_on(world)
     assert old.events[-1] == "[DONE]"
     assert json.loads(old.events[-2])["choices"][0]["finish_reason"] == "stop"
     wait_for(lambda: world.control.gauge("llmd_frontend_inflight") == 0, 2)
