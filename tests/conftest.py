@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import ssl
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if (name.startswith("LLMD_") and not name.startswith("LLMD_TEST_")) or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
             del os.environ[name]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Of a shell that has put the tests in the background: processes that they interrupt would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as in the plan; MKL reads it once
     _read_public_certificates_once()
 

@@ -23,7 +23,7 @@ import pytest
 
 from llmctl.context import BACK_WITHIN
 from llmctl.main import main
-from tests.daemon import SLOW
+from tests.daemon import SLOW, wait_for
 from tests.integration.llmctl.fake import STATUS, Fake, process_named_llmd, serving
 
 PLAN = {
@@ -140,13 +140,14 @@ def test_on_a_terminal_a_risky_change_is_planned_and_asked_for(fake: Fake) -> No
 
 
 def test_watching_shows_it_again_until_interrupted(fake: Fake) -> None:
-    command = [sys.executable, "-m", "llmctl.main", "--socket", str(fake.run_dir), "status", "-w", "50ms"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while len(fake.seen) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30 * SLOW)
+    command = [sys.executable, "-m", "llmctl.main", "--socket", str(fake.run_dir), "status", "-w", "50ms", "--timeout", "60s"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            wait_for("it has asked three times", lambda: len(fake.seen) >= 3, 60)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30 * SLOW)
+        finally:
+            process.kill()
     assert (process.returncode, err) == (130, b"")
     assert out.count(b"state     ready") >= 2 and b"\x1b" not in out
 
