@@ -51,6 +51,30 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
+class Brake:
+    """Makes the engine's steps slow, or holds a place of llmd, until it is released (see llmd.failpoints).
+
+    What has to be still going on when a test has come to its next line is given this, and not a time that should be long enough.
+    """
+
+    def __init__(self, directory: Path, name: str = "brake", *, on: bool = True) -> None:
+        self._path = directory / name
+        self.steps = f"scheduler.step=delay(200ms,{self._path})"
+        """A failpoint: a thousand tokens take minutes while it is on, and no time once it is released."""
+        if on:
+            self.put_on()
+
+    def holds(self, place: str) -> str:
+        """A failpoint: whoever comes to `place` while it is on waits there."""
+        return f"{place}=hold({self._path})"
+
+    def put_on(self) -> None:
+        self._path.touch()
+
+    def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the admin plane said."""

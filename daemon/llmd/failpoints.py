@@ -2,7 +2,8 @@
 
 Free of cost when off: `hit` is one dictionary look-up in an empty dictionary. Armed only where `--allow-failpoints` was given.
 Actions: raise, delay(TIME), kill (SIGKILL), exit(N), hang (sleep for ever), spin (burn Python), oom (exit as the kernel's
-OOM killer would make it). `NAME(TEXT)` acts only where the text passed to `hit` contains TEXT. A number before the action,
+OOM killer would make it), and two that last until a test is ready, however slow its machine: delay(TIME,PATH), a delay only while
+there is a file PATH, and hold(PATH), a sleep until there is none. `NAME(TEXT)` acts only where the text passed to `hit` contains TEXT. A number before the action,
 `2*kill`, acts that many times only.
 """
 
@@ -67,7 +68,10 @@ def _action(spec: str, action: str, arg: str | None) -> Callable[[], None]:
         case "raise":
             return _raise(spec)
         case "delay":
-            return _sleep(spec, _seconds(spec, arg))
+            span, _, path = (arg or "").partition(",")
+            return _while(path, _sleep(spec, _seconds(spec, span)))
+        case "hold" if arg:
+            return _hold(spec, arg)
         case "kill" | "oom":
             return lambda: os.kill(os.getpid(), signal.SIGKILL)
         case "exit":
@@ -77,7 +81,7 @@ def _action(spec: str, action: str, arg: str | None) -> Callable[[], None]:
             return _sleep(spec, 1e9)
         case "spin":
             return _spin
-    raise UsageError(f"{ENV}: unknown action {action!r} in {spec!r}", hint="raise, delay(1s), kill, exit(3), hang, spin, oom")
+    raise UsageError(f"{ENV}: unknown action {action!r} in {spec!r}", hint="raise, delay(1s), delay(1s,PATH), hold(PATH), kill, exit(3), hang, spin, oom")
 
 
 def _sleep(spec: str, seconds: float) -> Callable[[], None]:
@@ -85,6 +89,26 @@ def _sleep(spec: str, seconds: float) -> Callable[[], None]:
         if seconds >= _TELL_S:
             os.write(2, f"failpoint {spec}\n".encode())  # so that a test knows when it is there
         time.sleep(seconds)
+
+    return act
+
+
+def _while(path: str, act: Callable[[], None]) -> Callable[[], None]:
+    """`act`, where there is a file; without a path always."""
+
+    def act_while_it_exists() -> None:
+        if os.path.exists(path):
+            act()
+
+    return act_while_it_exists if path else act
+
+
+def _hold(spec: str, path: str) -> Callable[[], None]:
+    def act() -> None:
+        if os.path.exists(path):
+            os.write(2, f"failpoint {spec}\n".encode())
+        while os.path.exists(path):
+            time.sleep(0.01)
 
     return act
 

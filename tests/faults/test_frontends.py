@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.daemon import Daemon, gone, wait_for
+from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
 
 WORKERS = 3
 CONFIG: dict[str, Any] = {
@@ -31,7 +31,7 @@ class Connection(http.client.HTTPConnection):
     """One connection, and the frontend that has taken it."""
 
     def __init__(self, daemon: Daemon) -> None:
-        super().__init__("127.0.0.1", daemon.port, timeout=60)
+        super().__init__("127.0.0.1", daemon.port, timeout=60 * SLOW)
         self._daemon = daemon
         self.frontend, self.retry_after = -1, 0
 
@@ -78,11 +78,24 @@ class Reader(threading.Thread):
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("frontends")
+
+
+@pytest.fixture(scope="module")
+def daemon(directory: Path) -> Iterator[Daemon]:
     config = CONFIG | {"http": {"port": 0, "workers": WORKERS}}
-    with Daemon(tmp_path_factory.mktemp("frontends"), config=config, failpoints="scheduler.step=delay(5ms)").start() as daemon:
+    with Daemon(directory, config=config, failpoints=Brake(directory, on=False).steps).start() as daemon:
         yield daemon
         daemon.stop_cleanly()
+
+
+@pytest.fixture
+def brake(directory: Path) -> Iterator[Brake]:
+    """The daemon's, which is on until the test releases it."""
+    made = Brake(directory)
+    yield made
+    made.release()
 
 
 def frontends(daemon: Daemon) -> dict[int, int]:
@@ -108,7 +121,7 @@ def on_each(daemon: Daemon, each: int = 1) -> Iterator[list[Connection]]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_one_that_dies_or_hangs_takes_only_its_own_connections_along(daemon: Daemon, signum: signal.Signals) -> None:
+def test_one_that_dies_or_hangs_takes_only_its_own_connections_along(daemon: Daemon, brake: Brake, signum: signal.Signals) -> None:
     before, pids = len(daemon.children()), frontends(daemon)
     supervisor = psutil.Process(daemon.process.pid if daemon.process else 0)
     descriptors = supervisor.num_fds()
@@ -120,9 +133,11 @@ def test_one_that_dies_or_hangs_takes_only_its_own_connections_along(daemon: Dae
         wait_for("all streams run", lambda: all(reader.text for reader in readers), 20)
         os.kill(victim, signum)
         for _ in range(10):
-            assert daemon.text(max_tokens=5) == "hello", "new connections are served"
+            assert daemon.text(max_tokens=1) == "h", "new connections are served"
+        wait_for("its connections are broken", lambda: not any(r.is_alive() for r in readers if r.connection.frontend == 1), 60)
+        brake.release()
         for reader in readers:
-            reader.join(60)
+            reader.join(60 * SLOW)
             assert not reader.is_alive(), "no connection hangs"
             broken = reader.connection.frontend == 1
             assert reader.whole != broken
@@ -135,7 +150,7 @@ def test_one_that_dies_or_hangs_takes_only_its_own_connections_along(daemon: Dae
     assert supervisor.num_fds() <= descriptors + 2
 
 
-def test_a_name_runs_once_whichever_frontend_it_comes_to(daemon: Daemon) -> None:
+def test_a_name_runs_once_whichever_frontend_it_comes_to(daemon: Daemon, brake: Brake) -> None:
     with on_each(daemon) as (first, second, _):
         body = {"text": "hello", "rid": "mine", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
         answers: list[tuple[int, Any]] = []
@@ -146,12 +161,14 @@ def test_a_name_runs_once_whichever_frontend_it_comes_to(daemon: Daemon) -> None
         assert (status, refused["error"]["code"]) == (409, "duplicate_request_id")
         aborted = daemon.admin("POST", "/v1/abort", {"rid": "mine"})
         assert aborted.status_code == 200, "whichever frontend has it"
-        thread.join(30)
+        thread.join(30 * SLOW)
+        brake.release()
         assert answers[0][0] == 409 and answers[0][1]["error"]["code"] == "aborted"
         short = body | {"sampling_params": {"max_new_tokens": 2}}
         assert [connection.post("/generate", short)[0] for connection in (second, first, second)] == [200] * 3, "then it is free"
 
 
+@pytest.mark.usefixtures("brake")
 def test_requests_of_all_frontends_are_listed_aborted_by_client_and_counted_once(daemon: Daemon) -> None:
     with on_each(daemon) as connections:
         for connection in connections:

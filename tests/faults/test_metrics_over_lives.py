@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 
 CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "supervision": {"restart": {"max": 100}}}
 STREAMS = 5
@@ -48,7 +48,7 @@ def counters(daemon: Daemon) -> dict[str, float]:
 
 
 def test_recovered_streams_are_running_ones_and_counters_go_on(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=CONFIG, failpoints="scheduler.step=delay(10ms)").start() as daemon:
+    with Daemon(tmp_path, config=CONFIG, failpoints=Brake(tmp_path).steps).start() as daemon:
         streams = [Stream(daemon) for _ in range(STREAMS)]
         wait_for("they run", lambda: daemon.metric("llmd_requests_running") == STREAMS and all(stream.tokens for stream in streams), 60)
         wait_for("tokens are counted", lambda: daemon.metric("llmd_generation_tokens_total") > 0, 30)

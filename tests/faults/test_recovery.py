@@ -12,14 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Daemon, gone, wait_for
-
-PACE = "scheduler.step=delay(10ms)"
+from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
 
 
 def config(**supervision: Any) -> dict[str, Any]:
     fast = {"hang_timeout": "2s", "helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000}}
-    return {"model": {"path": "dummy"}, "supervision": fast | supervision, "http": {"port": 0, "drain_timeout": "30s"}}
+    return {"model": {"path": "dummy"}, "supervision": fast | supervision, "http": {"port": 0, "drain_timeout": "300s"}}
 
 
 class Streams:
@@ -51,19 +49,22 @@ class Streams:
 
 @pytest.mark.parametrize("role", ["scheduler", "detokenizer", "control"])
 def test_what_dies_while_llmd_stops_comes_back_for_the_requests_in_flight(tmp_path: Path, role: str) -> None:
-    with Daemon(tmp_path, config=config(), failpoints=PACE).start() as daemon:
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=config(), failpoints=brake.steps).start() as daemon:
         streams = Streams(daemon, 5, 300)
         assert daemon.process is not None
         pid = daemon.pid(role)
         daemon.process.send_signal(signal.SIGTERM)
         wait_for("it drains", lambda: daemon.status_code("/readyz") == 503, 60)
         os.kill(pid, signal.SIGKILL)
+        brake.release()
         streams.check()
         assert daemon.wait_exit(20) == 0
 
 
 def test_a_drain_that_an_operator_asked_for_outlives_everything(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=config(), failpoints=PACE).start() as daemon:
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=config(), failpoints=brake.steps).start() as daemon:
         streams = Streams(daemon, 3, 400)
         before = daemon.metric("llmd_requests_total")
         assert daemon.admin("POST", "/v1/drain").status_code == 200
@@ -71,6 +72,7 @@ def test_a_drain_that_an_operator_asked_for_outlives_everything(tmp_path: Path) 
             pid = daemon.pid(role)
             os.kill(pid, signal.SIGKILL)
             wait_for(f"a new {role}", lambda pid=pid, role=role: (c := daemon.child(role)) and c.pid != pid, 60)
+        brake.release()
         streams.check()
         wait_for("control is back", lambda: daemon.status()["state"] == "draining", 60)
         refused = daemon.complete()
@@ -83,12 +85,14 @@ def test_a_drain_that_an_operator_asked_for_outlives_everything(tmp_path: Path) 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_nobody_notices_a_lost_control(tmp_path: Path, signum: signal.Signals) -> None:
-    with Daemon(tmp_path, config=config(), failpoints=PACE).start() as daemon:
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=config(), failpoints=brake.steps).start() as daemon:
         streams = Streams(daemon, 4, 200)
         pid = daemon.pid("control")
         os.kill(pid, signum)
         assert daemon.text() == "hellohel"
         assert daemon.status_code("/readyz") == 200 and daemon.status_code("/metrics") == 200
+        brake.release()
         streams.check()
         wait_for("a new control", lambda: (c := daemon.child("control")) and c.pid != pid and gone([pid]), 60)
         wait_for("it knows", lambda: daemon.status()["state"] == "ready", 60)
@@ -96,19 +100,23 @@ def test_nobody_notices_a_lost_control(tmp_path: Path, signum: signal.Signals) -
 
 
 def test_engine_and_control_lost_together(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=config(), failpoints=PACE).start() as daemon:
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=config(), failpoints=brake.steps).start() as daemon:
         streams = Streams(daemon, 4, 200)
         for role in ("scheduler", "detokenizer", "control"):
             os.kill(daemon.pid(role), signal.SIGKILL)
+        brake.release()
         streams.check()
-        assert daemon.metric("llmd_requests_recovered_total") >= 4
+        wait_for("the recovery is counted", lambda: daemon.metric("llmd_requests_recovered_total") >= 4, 60)
         assert daemon.stop() == 0
 
 
 def test_what_takes_too_long_is_told_so_and_never_hangs(tmp_path: Path) -> None:
-    slow_load = f"{PACE};scheduler.weights=delay(8s)"
-    with Daemon(tmp_path, config=config(hold_timeout="1s", recover_timeout="2s"), failpoints=slow_load).start() as daemon:
+    steps, load = Brake(tmp_path), Brake(tmp_path, "load", on=False)
+    slow = f"{steps.steps};{load.holds('scheduler.weights')}"
+    with Daemon(tmp_path, config=config(hold_timeout="1s", recover_timeout="2s"), failpoints=slow).start() as daemon:
         streams = Streams(daemon, 2, 2000)
+        load.put_on()
         os.kill(daemon.pid("scheduler"), signal.SIGKILL)
         wait_for("readyz is 503", lambda: daemon.status_code("/readyz") == 503, 60)
         began = time.monotonic()
@@ -117,17 +125,23 @@ def test_what_takes_too_long_is_told_so_and_never_hangs(tmp_path: Path) -> None:
         assert time.monotonic() - began >= 1
         wait_for("both streams are told", lambda: len(streams.errors) == 2, 60)
         assert {error["code"] for error in streams.errors.values()} == {"engine_unavailable"}
+        load.release()
+        steps.release()
         daemon.wait_ready(30)
         assert daemon.text() == "hellohel"
         assert daemon.stop() == 0
 
 
 def test_a_client_that_leaves_during_recovery_leaves_nothing_behind(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=config(), failpoints=f"{PACE};scheduler.weights=delay(1s)").start() as daemon:
+    steps, load = Brake(tmp_path), Brake(tmp_path, "load", on=False)
+    with Daemon(tmp_path, config=config(), failpoints=f"{steps.steps};{load.holds('scheduler.weights')}").start() as daemon:
         with httpx.stream("POST", daemon.url + "/v1/completions", json={"prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # let go, it would close the stream
+            next(lines)
+            load.put_on()
             os.kill(daemon.pid("scheduler"), signal.SIGKILL)
             wait_for("readyz is 503", lambda: daemon.status_code("/readyz") == 503, 60)
+        load.release()
         daemon.wait_ready(30)
         wait_for("nothing runs", lambda: daemon.requests() == (0, 0) and daemon.in_flight() == 0, 60)
         assert daemon.status()["kv"]["pages_active"] == 0

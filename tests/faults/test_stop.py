@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Daemon, gone, wait_for
+from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
 
 DUMMY = {"model": {"path": "dummy"}}
 
@@ -47,13 +47,11 @@ def test_fifty_stops_and_crashes_in_the_same_instant(tmp_path: Path) -> None:
 
 
 def test_a_stop_cuts_a_back_off_short(tmp_path: Path) -> None:
-    config = DUMMY | {"supervision": {"restart": {"max": 100, "backoff": ["20s", "20s", "30s"]}}}
+    config = DUMMY | {"supervision": {"restart": {"max": 100, "backoff": ["600s", "600s", "600s"]}}}
     with Daemon(tmp_path, config=config, failpoints="").start() as daemon:
         os.kill(daemon.pid("scheduler"), signal.SIGKILL)
         wait_for("the scheduler waits", lambda: daemon.child("scheduler") is None, 5)
-        started = time.monotonic()
         assert daemon.stop() == 0
-        assert time.monotonic() - started < 10 * SLOW
 
 
 @pytest.mark.parametrize("role", ["scheduler", "frontend"])
@@ -67,21 +65,30 @@ def test_without_a_budget_a_dead_child_ends_llmd_with_70(tmp_path: Path, role: s
 
 
 def test_readiness_comes_after_the_warm_up(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=DUMMY, failpoints="scheduler.start=delay(3s)").start(ready=False) as daemon:
-        wait_for("livez is 200", lambda: daemon.status_code("/livez") == 200, 2 + 1)
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=DUMMY, failpoints=brake.holds("scheduler.start")).start(ready=False) as daemon:
+        wait_for("livez is 200", lambda: daemon.status_code("/livez") == 200, 20)
         ready = httpx.get(daemon.url + "/readyz", timeout=2)
         assert ready.status_code == 503 and ready.json()["status"] in ("starting", "loading") and "stage" in ready.json()
         chat = daemon.chat()
         assert chat.status_code == 503 and chat.json()["error"]["code"] == "loading" and int(chat.headers["retry-after"]) > 0
         assert daemon.status_code("/v1/models") == 200
+        brake.release()
         daemon.wait_ready()
+        assert daemon.stop() == 0
+    # The machine may have stood still in one first request, but not in each of three.
+    assert any(the_first_answer_is_as_quick_as_others(tmp_path) for _ in range(3))
+
+
+def the_first_answer_is_as_quick_as_others(directory: Path) -> bool:
+    with Daemon(directory, config=DUMMY, failpoints="").start() as daemon:
         times = []
         for _ in range(10):
             started = time.monotonic()
             assert daemon.chat().status_code == 200
             times.append(time.monotonic() - started)
-        assert times[0] < 2 * times[9] + 0.1 * SLOW
         assert daemon.stop() == 0
+        return times[0] < 2 * times[9] + 0.1 * SLOW
 
 
 def test_a_busy_port_is_found_before_any_weight_is_read(tmp_path: Path) -> None:
@@ -101,8 +108,9 @@ def test_a_busy_port_is_found_before_any_weight_is_read(tmp_path: Path) -> None:
 
 def test_a_drain_lets_what_has_come_finish_and_refuses_what_comes(tmp_path: Path) -> None:
     """Streams, whole answers, and those that wait for a place; on connections that are there, and on new ones."""
-    config = DUMMY | {"http": {"port": 0, "drain_timeout": "60s"}, "memory": {"max_running_requests": 6}}
-    with Daemon(tmp_path, config=config, failpoints="scheduler.step=delay(20ms)").start() as daemon, httpx.Client(base_url=daemon.url, timeout=10) as known:
+    config = DUMMY | {"http": {"port": 0, "drain_timeout": "300s"}, "memory": {"max_running_requests": 6}}
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=config, failpoints=brake.steps).start() as daemon, httpx.Client(base_url=daemon.url, timeout=10 * SLOW) as known:
         finished: list[str] = []
 
         def stream() -> None:
@@ -119,21 +127,23 @@ def test_a_drain_lets_what_has_come_finish_and_refuses_what_comes(tmp_path: Path
         assert known.get("/livez").headers.get("connection") != "close"
         assert daemon.process is not None
         daemon.process.send_signal(signal.SIGTERM)
-        wait_for("readyz is 503", lambda: daemon.status_code("/readyz") == 503, 0.5 + 0.5)
+        wait_for("readyz is 503", lambda: daemon.status_code("/readyz") == 503, 5)
         assert (daemon.status_code("/livez"), daemon.status_code("/metrics")) == (200, 200)
         body = {"messages": [{"role": "user", "content": "hi"}]}
         for refused in (known.post("/v1/chat/completions", json=body), daemon.chat()):
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
             assert refused.headers["connection"] == "close" and int(refused.headers["retry-after"]) > 0
         daemon.process.send_signal(signal.SIGTERM)  # changes nothing
+        brake.release()
         for thread in threads:
-            thread.join(60)
+            thread.join(60 * SLOW)
         assert finished == ["length"] * 8
-        assert daemon.wait_exit(5) == 0
+        assert daemon.wait_exit(20) == 0
 
 
 def test_a_second_interrupt_stops_at_once_with_130(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=DUMMY, failpoints="scheduler.step=delay(20ms)").start() as daemon:
+    config = DUMMY | {"http": {"port": 0, "drain_timeout": "3000s"}}
+    with Daemon(tmp_path, config=config, failpoints=Brake(tmp_path).steps).start() as daemon:
         events: list[dict] = []
         reader = threading.Thread(target=lambda: events.extend(daemon.stream(max_tokens=2000, ignore_eos=True)))
         reader.start()
@@ -141,12 +151,12 @@ def test_a_second_interrupt_stops_at_once_with_130(tmp_path: Path) -> None:
         assert daemon.process is not None
         pids = [p.pid for p in daemon.children()]
         daemon.process.send_signal(signal.SIGINT)
-        wait_for("it drains", lambda: daemon.status_code("/readyz") == 503, 3)
+        wait_for("it drains", lambda: daemon.status_code("/readyz") == 503, 5)
         # The count is what control has last reported.
-        assert re.search(r"draining; [01] running requests? may take up to 30 s; interrupt again to stop at once", daemon.log_text())
+        assert re.search(r"draining; [01] running requests? may take up to 3000 s; interrupt again to stop at once", daemon.log_text())
         daemon.process.send_signal(signal.SIGINT)
-        assert daemon.wait_exit(2 + 1) == 130
-        reader.join(5)
+        assert daemon.wait_exit(20) == 130
+        reader.join(20 * SLOW)
         assert events[-1]["error"]["code"] == "shutting_down"
         assert gone(pids)
         assert "KeyboardInterrupt" not in daemon.log_text()
@@ -158,7 +168,7 @@ def test_a_second_instance_is_refused(tmp_path: Path) -> None:
         argv = [str(a) for a in ("-m", "llmd.cli", "run", "-c", daemon.config_path, "--allow-failpoints")]
         import sys
 
-        second = subprocess.run([sys.executable, *argv], env=daemon.env, capture_output=True, text=True, timeout=20, check=False)
+        second = subprocess.run([sys.executable, *argv], env=daemon.env, capture_output=True, text=True, timeout=20 * SLOW, check=False)
         assert second.returncode == 71
         assert str(daemon.process.pid) in second.stderr
         assert daemon.complete().status_code == 200

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon, gone, wait_for
+from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
 
 CONFIG = {"model": {"path": "dummy"}}
 
@@ -17,7 +17,7 @@ def kill_and_check(daemon: Daemon) -> None:
     pids = [p.pid for p in daemon.children()]
     assert daemon.process is not None
     daemon.process.kill()
-    daemon.process.wait(5)
+    daemon.process.wait(10 * SLOW)
     wait_for("every child is gone", lambda: gone(pids), 5)
 
 
@@ -29,7 +29,7 @@ def test_killed_when_ready(tmp_path: Path) -> None:
 
 
 def test_killed_while_loading(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=CONFIG, failpoints="scheduler.start=delay(30s)").start(ready=False) as daemon:
+    with Daemon(tmp_path, config=CONFIG, failpoints=Brake(tmp_path).holds("scheduler.start")).start(ready=False) as daemon:
         daemon.pid("scheduler")
         kill_and_check(daemon)
     with Daemon(tmp_path, config=CONFIG, failpoints="").start() as daemon:
