@@ -47,7 +47,7 @@ class ControlApp:
     def __init__(self, context: WorkerContext, events: BinaryIO | None, supervisor: SupervisorClient | None = None) -> None:
         self._events = events
         self._file = StateFile(context.boot.ports.control_state, context.boot.start_id)
-        self.core = Core(context, supervisor or SupervisorClient(context.boot.ports.supervisor_socket), self._file.load())
+        self.core = Core(context, supervisor or SupervisorClient(context.boot.ports.supervisor_socket, context.boot.ports.reports), self._file.load())
         self._metrics = Metrics(self.core)
         self._lifecycle = Lifecycle(self.core)
         self._history = History(self.core)

@@ -111,6 +111,6 @@ class Report(Struct, frozen=True, kw_only=True):
     """Something is being reloaded, whatever the state."""
 
 
-def decode(text: str) -> Snapshot:
+def decode(text: bytes) -> Snapshot:
     """JSON -> Snapshot. Raises msgspec.DecodeError."""
     return msgspec.json.decode(text, type=Snapshot)

@@ -1,7 +1,7 @@
-"""XML-RPC to the supervisor over its unix socket: `llmd.report`, `llmd.kill`, `llmd.restartEngine`, `llmd.shutdown`, `llmd.giveUp`.
+"""To the supervisor: reports, lines of JSON over a socket of their own; and XML-RPC: `llmd.kill`, `llmd.restartEngine`, `llmd.shutdown`, `llmd.giveUp`.
 
-Every call has a deadline and carries JSON strings both ways. Reports have a connection of their own, which is kept, and no other call
-can hold them up: the supervisor replaces a control whose reports stop. All other calls run in threads.
+Every call has a deadline and carries JSON both ways. The connection for reports is kept, and no other call can hold them up:
+the supervisor replaces a control whose reports stop. All other calls run in threads.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from llmd.control.snapshot import Report, Snapshot
 
 #: Seconds for a call; the supervisor answers in milliseconds.
 CALL_TIMEOUT = 3.0
+
+#: Bytes of an answer to a report: it holds the last words of all processes.
+LONGEST_ANSWER = 16 * 2**20
 
 
 class SupervisorAway(Exception):
@@ -76,33 +79,27 @@ def call(path: Path, method: str, *arguments: str, timeout: float = CALL_TIMEOUT
 
 
 class _Line:
-    """XML-RPC over one kept connection, in the event loop. For calls that may be made twice: a kept connection may be at its end."""
+    """Reports over one kept connection, in the event loop. One may be sent twice: a kept connection may be at its end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def call(self, method: str, *arguments: str) -> Any:
-        """One call, within CALL_TIMEOUT. Raises SupervisorAway."""
-        body = xmlrpc.client.dumps(arguments, method).encode()
-        request = b"POST /RPC2 HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/xml\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async def call(self, report: bytes) -> bytes:
+        """The answer to one report, within CALL_TIMEOUT. Raises SupervisorAway."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
                 kept = self._streams is not None
                 try:
-                    data = await self._exchange(request)
+                    return await self._exchange(report)
                 except (OSError, EOFError):
                     self.close()
                     if not kept:
                         raise
-                    data = await self._exchange(request)
-            values, _ = xmlrpc.client.loads(data)
-            return values[0]
-        except xmlrpc.client.Fault as fault:
-            raise SupervisorAway(f"{method}: {fault.faultString}") from None
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, ExpatError, xmlrpc.client.Error, IndexError) as error:
+                    return await self._exchange(report)
+        except (OSError, EOFError, ValueError) as error:
             self.close()
-            raise SupervisorAway(f"{method}: {type(error).__name__}: {error}") from None
+            raise SupervisorAway(f"report: {type(error).__name__}: {error}") from None
         except asyncio.CancelledError:
             self.close()
             raise
@@ -113,37 +110,33 @@ class _Line:
             self._streams[1].transport.abort()
             self._streams = None
 
-    async def _exchange(self, request: bytes) -> bytes:
+    async def _exchange(self, report: bytes) -> bytes:
         if self._streams is None:
-            self._streams = await asyncio.open_unix_connection(self._path)
+            self._streams = await asyncio.open_unix_connection(self._path, limit=LONGEST_ANSWER)
         reader, writer = self._streams
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-        headers = dict(line.split(": ", 1) for line in head[1:] if ": " in line)
-        data = await reader.readexactly(int(headers["content-length"])) if "content-length" in headers else await reader.read()
-        version, status, *_ = head[0].split()
-        if version != "http/1.1" or headers.get("connection") == "close":
-            self.close()
-        if status != "200":
-            raise ValueError(f"HTTP {status}")
-        return data
+        writer.write(report + b"\n")
+        answer = await reader.readline()
+        if not answer.endswith(b"\n"):
+            raise EOFError("the connection has ended")
+        return answer
 
 
 class SupervisorClient:
     """The supervisor, as control sees it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reports: Path) -> None:
+        """The sockets for XML-RPC and for reports."""
         self._path = path
-        self._reports = _Line(path)
+        self._reports = _Line(reports)
         self._calls = ThreadPoolExecutor(2, thread_name_prefix="supervisor")
 
     async def report(self, report: Report) -> Snapshot:
         """Tell the state, get the snapshot. Raises SupervisorAway."""
-        text = await self._reports.call("llmd.report", msgspec.json.encode(report).decode())
+        answer = await self._reports.call(msgspec.json.encode(report))
         try:
-            return snapshot.decode(str(text))
-        except (msgspec.DecodeError, TypeError) as error:
-            raise SupervisorAway(f"llmd.report: {error}") from None
+            return snapshot.decode(answer)
+        except msgspec.DecodeError as error:
+            raise SupervisorAway(f"report: {error}") from None
 
     async def kill(self, name: str, pid: int, why: str = "") -> None:
         """Have a hung child's stacks dumped and the child killed, if it is still that process."""

@@ -56,6 +56,11 @@ class PortArgs(Struct, frozen=True):
         return check_socket_path(self.private / "supervisor.sock")
 
     @property
+    def reports(self) -> Path:
+        """control's reports to the supervisor."""
+        return check_socket_path(self.private / "reports.sock")
+
+    @property
     def supervisord_conf(self) -> Path:
         return self.private / "supervisord.conf"
 

@@ -76,7 +76,7 @@ class Child:
         return self.last_exit
 
     def snapshot(self, pid: int, state: str, now: float, backoff_s: float, recent: int) -> dict[str, Any]:
-        """As `llmd.report` shows it; `recent`: restarts of its group that count now."""
+        """As the answer to a report shows it; `recent`: restarts of its group that count now."""
         last = self.last_exit
         return {
             "name": self.spec.name,

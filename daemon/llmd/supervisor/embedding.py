@@ -65,7 +65,7 @@ class Embedding:
         left = seconds_left_of(lambda: self._supervisor)
         options = LlmdOptions(ports.supervisord_conf, by_name, os_=os_, listener=listener, backlog=backlog, child_env=env_of, seconds_left=left)
         patches.apply(sink, options.exit_code)
-        supervisor = LlmdSupervisor(options, sink)
+        supervisor = LlmdSupervisor(options, sink, ports.reports)
         self.core = Core(
             specs,
             settings,

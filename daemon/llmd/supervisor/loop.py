@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from supervisor import events
 from supervisor.medusa import asyncore_25 as asyncore
 from supervisor.options import signame
@@ -18,8 +20,10 @@ from supervisor.supervisord import Supervisor
 
 from llmd.errors import GaveUp, LlmdError, exhausted
 from llmd.supervisor.core import Core
+from llmd.supervisor.facts import Report
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.options import LlmdOptions
+from llmd.supervisor.reports import ReportSocket
 from llmd.supervisor.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -34,10 +38,12 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
 
     core: Core
 
-    def __init__(self, options: LlmdOptions, sink: LogSink) -> None:
+    def __init__(self, options: LlmdOptions, sink: LogSink, reports: Path) -> None:
+        """`reports`: where control's come in."""
         super().__init__(options)
         self._sink = sink
         self._wakeup = Wakeup()
+        self._reports = ReportSocket(reports, self.report)
         self._processes: dict[str, Any] = {}
         self._interrupts = 0
         self.unwritten: Callable[[], list[dict[str, Any]]] = list
@@ -51,6 +57,7 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
             pass
         finally:
             self._wakeup.close()
+            self._reports.close()
             self.options.close_httpservers()
         return self.core.exit_status or 0
 
@@ -115,6 +122,19 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
             self._wakeup.kick()
         if self.core.exit_status is not None:
             raise asyncore.ExitNow
+
+    def report(self, text: bytes) -> bytes:
+        """control's Report -> the snapshot of all processes. One that cannot be read changes nothing; the answer is empty then."""
+        try:
+            report = msgspec.json.decode(text, type=Report)
+        except msgspec.MsgspecError as error:
+            log.warning("a report of control is none: %s", error)
+            return b""
+        mode = self.core.mode
+        snapshot = self.core.report(report)
+        if self.core.mode != mode:
+            self._wakeup.kick()
+        return msgspec.json.encode({**snapshot, "unwritten_crashes": self.unwritten()})
 
     def wake(self) -> None:
         """Look at everything again at once."""

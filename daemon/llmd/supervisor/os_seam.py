@@ -11,6 +11,7 @@ import signal
 import time
 
 _PR_SET_PDEATHSIG = 1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Loaded at import: a child between fork and exec must not open files.
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -125,8 +126,8 @@ class Os:
     def rss_bytes(self, pid: int) -> int:
         """Resident memory of a process, 0 when it is gone."""
         try:
-            with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
+                return int(file.read(128).split()[1]) * _PAGE
         except (OSError, IndexError, ValueError):
             return 0
 

@@ -1,4 +1,4 @@
-"""XML-RPC on RUN/private/supervisor.sock: the namespace `llmd` for control, and supervisord's own for supervisorctl.
+"""XML-RPC on RUN/private/supervisor.sock: the namespace `llmd` for what control asks for, and supervisord's own for supervisorctl.
 
 `llmd` takes and returns JSON texts, so that nothing depends on XML-RPC's types. Both factories refuse any other supervisord:
 one that was given our file by hand would start a second set of processes without llmd's protections.
@@ -21,7 +21,6 @@ from supervisor.xmlrpc import Faults, RPCError
 
 from llmd.config.server_args import RestartArgs
 from llmd.errors import EXIT_GAVE_UP, EXIT_OK
-from llmd.supervisor.facts import Report
 from llmd.supervisor.loop import LlmdSupervisor
 
 #: How often a waiting call looks again; 0, supervisord's figure, takes a whole core.
@@ -64,14 +63,6 @@ class LlmdNamespace:
     def __init__(self, supervisor: LlmdSupervisor) -> None:
         self._supervisor = supervisor
         self._core = supervisor.core
-
-    def report(self, text: str) -> str:
-        """control's state -> the snapshot of all processes."""
-        mode = self._core.mode
-        snapshot = self._core.report(_decode(text, Report))
-        if self._core.mode != mode:
-            self._supervisor.wake()
-        return json.dumps({**snapshot, "unwritten_crashes": self._supervisor.unwritten()})
 
     def kill(self, text: str) -> str:
         """{"name","pid","reason"}: stacks, then SIGKILL, if `pid` is still that process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -69,8 +70,23 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer, Simple
         socketserver.UnixStreamServer.__init__(self, str(path), _Handler)
 
 
+class _Reports(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """Takes lines, answers each."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
+        class Lines(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):
+                    for line in self.rfile:
+                        self.wfile.write(answer(line) + b"\n")
+
+        super().__init__(str(path), Lines)
+
+
 class FakeSupervisor:
-    """Answers llmd.* over the real socket; the test moves its picture of the processes."""
+    """Answers reports and llmd.* over the real sockets; the test moves its picture of the processes."""
 
     def __init__(self, boot: Boot) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -88,24 +104,27 @@ class FakeSupervisor:
             for p in boot.processes
         }
         self._boot = boot
-        self._server = _Server(boot.ports.supervisor_socket)
-        for name in ("report", "kill", "restartEngine", "configure", "shutdown", "giveUp"):
-            self._server.register_function(self._method(name), f"llmd.{name}")
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
+        calls = _Server(boot.ports.supervisor_socket)
+        for name in ("kill", "restartEngine", "configure", "shutdown", "giveUp"):
+            calls.register_function(self._method(name), f"llmd.{name}")
+        self._servers = (calls, _Reports(boot.ports.reports, self._report))
+        self._threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}) for server in self._servers]
+        for thread in self._threads:
+            thread.start()
 
     def _method(self, name: str) -> Callable[[Any], Any]:
         def method(text: Any) -> str:
             argument = json.loads(text)
-            if name == "report":
-                self.reports.append(argument)
-                return self._snapshot()
             self.calls.append((name, argument))
             if self.deaf:
                 wait_for(lambda: not self.deaf, "it hears again")
             return json.dumps({"ok": True, "message": "", **self.answered})
 
         return method
+
+    def _report(self, line: bytes) -> bytes:
+        self.reports.append(json.loads(line))
+        return self._snapshot().encode()
 
     def _snapshot(self) -> str:
         return json.dumps({
@@ -123,9 +142,10 @@ class FakeSupervisor:
         self.processes[name] |= {"pid": 0, "state": "backoff", "last_exit": {"status": status, "reason": reason, "age_s": 0.0, "stderr": "last words"}}
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        for server, thread in zip(self._servers, self._threads, strict=True):
+            server.shutdown()
+            server.server_close()
+            thread.join()
 
 
 class FakeWorker:

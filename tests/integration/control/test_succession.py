@@ -134,6 +134,7 @@ def test_state_reason_and_age_outlive_control(daemon: Trio) -> None:
     scheduler.link.close()
     made.supervisor.died("scheduler-0", status=-signal.SIGKILL)
     before = made.wait_state("recovering")
+    wait_for(lambda: b"recovering" in made.boot.ports.control_state.read_bytes(), "it is written down")
     made.kill_control()
     seen = len(frontend.published)
     time.sleep(0.5)  # so that an age which began anew would show

@@ -52,7 +52,7 @@ def notified(tmp_path: Path) -> Iterator[Notified]:
 
 def test_systemd_hears_ready_once_status_and_stopping(embedded: Make, notified: Notified, tmp_path: Path) -> None:
     one = embedded(full()).start(env={"NOTIFY_SOCKET": str(tmp_path / "notify")})
-    one.call("report", state="loading", status="loading weights", progressing=True)
+    one.report(state="loading", status="loading weights", progressing=True)
     assert notified.count("READY=1") == 0
     one.ready(status="ready")
     one.ready(status="ready")
@@ -74,7 +74,7 @@ def test_the_watchdog_is_pinged_only_while_control_says_all_is_well(embedded: Ma
     one = embedded(full(), control_timeout=60.0).start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"})
     one.ready()
     until("pings", lambda: notified.count("WATCHDOG=1") >= 4, timeout=3)
-    one.call("report", state="ready", progressing=False, ready=True)
+    one.report(state="ready", progressing=False, ready=True)
     before = notified.count("WATCHDOG=1")
     time.sleep(0.8)
     assert notified.count("WATCHDOG=1") <= before + 1
@@ -197,7 +197,7 @@ def test_the_state_file_tells_the_last_state(embedded: Make) -> None:
     until("the file", path.exists)
     assert json.loads(path.read_text())["state"] == "starting"
     until("the supervisor answers", lambda: one.pid("control-0"))
-    one.call("report", state="loading", stage="weights", reason="")
+    one.report(state="loading", stage="weights", reason="")
     assert json.loads(path.read_text())["stage"] == "weights"
     one.call("giveUp", status=70, why="lost")
     assert one.wait() == 70

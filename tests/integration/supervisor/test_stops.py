@@ -142,7 +142,7 @@ def test_a_stop_cuts_a_back_off_short(embedded: Make) -> None:
 
 def test_in_a_drain_only_what_control_asks_for_is_started(embedded: Make) -> None:
     one = running(embedded)
-    one.call("report", state="ready", progressing=True, requests=2)
+    one.report(state="ready", progressing=True, requests=2)
     one.signal(signal.SIGTERM)
     until("it drains", lambda: one.snapshot()["stopping"])
     os.kill(one.pid("scheduler-0"), signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_a_drain_without_control_and_without_requests_ends_at_once(embedded: Mak
     one = running(embedded)
     one.signal(signal.SIGTERM)
     until("it drains", lambda: one.snapshot()["stopping"])
-    one.call("report", state="draining", progressing=True, requests=0)
+    one.report(state="draining", progressing=True, requests=0)
     os.kill(one.pid("control-0"), signal.SIGKILL)
     assert one.wait(5) == 0
     assert one.started("control-0") == 1

@@ -104,7 +104,7 @@ def test_the_lock_is_exclusive_and_tells_who_has_it(ports: PortArgs) -> None:
 
 def test_stale_sockets_go_and_foreign_files_stay(ports: PortArgs) -> None:
     rundir.prepare(ports, None)
-    sockets = [ports.supervisor_socket, ports.admin_socket, ports.private / "tokenizer.0", ports.private / "scheduler_input.7"]
+    sockets = [ports.supervisor_socket, ports.reports, ports.admin_socket, ports.private / "tokenizer.0", ports.private / "scheduler_input.7"]
     for path in sockets:
         unix_socket(path)
     (ports.private / "notes").write_text("kept")
@@ -114,7 +114,9 @@ def test_stale_sockets_go_and_foreign_files_stay(ports: PortArgs) -> None:
     assert (ports.private / "notes").read_text() == (Path(ports.run_dir) / "notes").read_text() == "kept"
 
 
-@pytest.mark.parametrize("name", ["admin.sock", "private/supervisor.sock", "private/control", "private/tokenizer.1", "private/scheduler_input.3"])
+@pytest.mark.parametrize(
+    "name", ["admin.sock", *(f"private/{name}" for name in ("supervisor.sock", "reports.sock", "control", "tokenizer.1", "scheduler_input.3"))]
+)
 @pytest.mark.parametrize("kind", ["file", "link", "directory"])
 def test_anything_else_at_a_sockets_path_is_named_and_never_deleted(ports: PortArgs, name: str, kind: str, tmp_path: Path) -> None:
     rundir.prepare(ports, None)

@@ -1,0 +1,107 @@
+"""RUN/private/reports.sock: control's reports, a line of JSON each; the answer is a line with the snapshot of all processes.
+
+Beside XML-RPC because a report comes each second, for as long as llmd lives: HTTP and XML would take most of what an idle supervisor costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from supervisor.medusa import asyncore_25 as asyncore
+
+log = logging.getLogger(__name__)
+
+#: Bytes that are read at once, and of a line at most; a report has some hundred.
+_READ, _MOST = 2**16, 2**20
+
+
+class _Entry:
+    """What supervisord's loop asks of an entry of its socket map."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._fd = sock.fileno()
+        sock.setblocking(False)
+        asyncore.socket_map[self._fd] = self
+
+    def close(self) -> None:
+        """Leave the loop."""
+        asyncore.socket_map.pop(self._fd, None)
+        self._socket.close()
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def handle_error(self) -> None:
+        """The loop has caught an exception of ours."""
+        log.exception("a connection for reports has failed")
+        self.close()
+
+
+class ReportSocket(_Entry):
+    """Takes connections. `answer`: one report -> its answer, neither with its line's end."""
+
+    def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
+        self._answer = answer
+        self._lines: list[_Line] = []
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        super().__init__(listener)
+
+    def close(self) -> None:
+        for line in self._lines:
+            line.close()
+        super().close()
+
+    def handle_read_event(self) -> None:
+        with contextlib.suppress(OSError):  # whoever it was is gone; or we are out of descriptors, and it waits
+            self._lines = [line for line in self._lines if line.open]
+            self._lines.append(_Line(self._socket.accept()[0], self._answer))
+
+
+class _Line(_Entry):
+    """One connection."""
+
+    def __init__(self, sock: socket.socket, answer: Callable[[bytes], bytes]) -> None:
+        super().__init__(sock)
+        self._answer = answer
+        self._in = self._out = b""
+        self.open = True
+
+    def close(self) -> None:
+        self.open = False
+        super().close()
+
+    def writable(self) -> bool:
+        return bool(self._out)
+
+    def handle_read_event(self) -> None:
+        try:
+            data = self._socket.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *reports, self._in = (self._in + data).split(b"\n")
+        if not data or len(self._in) > _MOST:
+            self.close()
+            return
+        if reports:
+            self._out += b"".join(self._answer(report) + b"\n" for report in reports)
+            self.handle_write_event()
+
+    def handle_write_event(self) -> None:
+        try:
+            self._out = self._out[self._socket.send(self._out) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
