@@ -91,14 +91,20 @@ def read_quantized(memory: Bytes, m: int, k: int) -> tuple[npt.NDArray[np.int8],
     return rows(memory[: count * 32].view(np.int8), 32), rows(d.view(np.float32)), rows(ds.view(np.float32)), rows(s.view(np.int32))
 
 
-def read_rounded(memory: Bytes, m: int, k: int) -> tuple[Floats, Floats]:
-    """Activations [m, k] and their sums [m, groups] out of a QuantRows of bf16."""
+def read_rounded(memory: Bytes, m: int, k: int) -> Floats:
+    """Activations [m, k] out of a QuantRows of bf16."""
     blocks, groups = -(-m // 16), k // 32
     count = blocks * groups * 16
     order = np.arange(k).reshape(-1, 2, 2).swapaxes(1, 2).reshape(-1)  # the two in the middle of each four have changed places
     numbers = memory[: count * 64].view(np.uint16).reshape(blocks, groups, 16, 32).swapaxes(1, 2).reshape(blocks * 16, k)[:m, order]
-    sums = memory[count * 64 : count * 68].view(np.float32).reshape(blocks, groups, 16).swapaxes(1, 2).reshape(blocks * 16, groups)[:m]
-    return (numbers.astype(np.uint32) << 16).view(np.float32), sums
+    return (numbers.astype(np.uint32) << 16).view(np.float32)
+
+
+def written_weights(w: Floats) -> Floats:
+    """Dequantized weights as the matrix unit gets them: rounded to float16, then to bf16 (src/amx/weights.h)."""
+    halves = (w * np.float32(16)).astype(np.float16).view(np.int16).astype(np.int32)
+    bits = ((halves * 4096 + 0x4000) >> 15) & 0x8FFF | 0x3000
+    return (bits.astype(np.uint32) << 16).view(np.float32) * np.float32(4096)
 
 
 def linear(weights: Bytes, format: str, n: int, x: Floats, handle: int, residual: Floats | None = None, *, spare: int = 3) -> Floats:

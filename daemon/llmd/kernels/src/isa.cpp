@@ -41,8 +41,8 @@ Isa detect() {
     const bool f = bit(seven.ebx, 16), dq = bit(seven.ebx, 17), bw = bit(seven.ebx, 30), vl = bit(seven.ebx, 31), vnni = bit(seven.ecx, 11);
     if (!f || !dq || !bw || !vl || !vnni || (state & 0xe6) != 0xe6) return ISA_AVX2;  // and mask and ZMM registers
 #ifdef LLMD_HAS_AMX
-    const bool tiles = bit(seven.edx, 24), products = bit(seven.edx, 22), bf16 = bit(Leaf(7, 1).eax, 5);
-    if (tiles && products && bf16 && (state & 0x60000) == 0x60000 && amx_granted()) return ISA_AMX;
+    const bool tiles = bit(seven.edx, 24), products = bit(seven.edx, 22), bf16 = bit(Leaf(7, 1).eax, 5), fp16 = bit(seven.edx, 23);
+    if (tiles && products && bf16 && fp16 && (state & 0x60000) == 0x60000 && amx_granted()) return ISA_AMX;
 #endif
     return ISA_AVX512;
 }

@@ -9,8 +9,8 @@
 // picks the one in use. src/amx/ is compiled once.
 #pragma once
 
-// A compiler that knows the tiles.
-#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+// A compiler that knows the tiles and float16 arithmetic.
+#if defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 12
 #define LLMD_HAS_AMX 1
 #endif
 
@@ -19,7 +19,7 @@ namespace llmd {
 enum Isa : int { ISA_SCALAR = 0, ISA_AVX2 = 1, ISA_AVX512 = 2, ISA_AMX = 3 };  // AMX: AVX-512, and linears and attention on the matrix unit
 
 // The best ISA that this CPU and this operating system have (AVX2 needs FMA and F16C; AVX-512 needs F, BW, DQ, VL and VNNI;
-// AMX needs its tiles, its bf16 products, AVX-512's bf16 and the kernel's leave, which is asked for).
+// AMX needs its tiles, its bf16 products, AVX-512's bf16 and float16, and the kernel's leave, which is asked for).
 Isa best_isa();
 
 // The ISA in use: the best one, until set_isa. set_isa refuses (false) what the CPU lacks. It is for start-up and for tests: not while kernels run.

@@ -19,7 +19,7 @@ bool suits(const Matrix& w, int m) { return w.format >= 0 && w.format < FORMATS 
 
 }  // namespace
 
-LinearTiles::LinearTiles(const Linear& op, int threads) : LinearTiles(op, threads, panels(op.w)) {}
+LinearTiles::LinearTiles(const Linear& op, int threads) : LinearTiles(op, threads, (op.w.n - 1) / linear_kernels().part_width(op.w.format) + 1) {}
 
 LinearTiles::LinearTiles(const Linear& op, int threads, int parts) : op_(op), kernels_(linear_kernels()), parts_(parts) {
     const int rows = reads_quantized(op.w.format, op.w.k) ? kernels_.tile_rows : ROWS_PER_TILE_FP;

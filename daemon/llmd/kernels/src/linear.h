@@ -26,7 +26,7 @@ constexpr int PANEL_FP = 32;   // outputs of an unquantized panel
 //   Q4_0, Q4_1: 4 bits, a scale (and a minimum) per group;  Q8: 8 bits, a scale per group.  All three hold what GGUF's types hold, bit for bit.
 enum Format : int { FORMAT_F32 = 0, FORMAT_F16 = 1, FORMAT_BF16 = 2, FORMAT_Q4_0 = 3, FORMAT_Q4_1 = 4, FORMAT_Q8_0 = 5, FORMATS = 6 };
 
-static inline bool is_quantized(int format) { return format >= FORMAT_Q4_0; }
+constexpr bool is_quantized(int format) { return format >= FORMAT_Q4_0; }
 
 // Whether a linear with such a matrix reads QuantRows rather than floats.
 static inline bool reads_quantized(int format, int k) { return is_quantized(format) || (format == FORMAT_BF16 && k % GROUP == 0 && current_isa() == ISA_AMX); }
@@ -42,7 +42,7 @@ struct Matrix {
 // is not finite. Rows are kept in blocks of ROW_BLOCK, so that a tile of rows lies together:
 //   q int8 [blocks, groups, ROW_BLOCK, GROUP] | d float [blocks, groups, ROW_BLOCK] | ds likewise | s int32 likewise
 // in one piece of memory of quant_rows_size(m, k) bytes, aligned to 64. With AMX there are instead
-//   bf16 [blocks, groups, ROW_BLOCK, GROUP], of each four numbers of a group the two in the middle exchanged | their sums float [blocks, groups, ROW_BLOCK],
+//   bf16 [blocks, groups, ROW_BLOCK, GROUP], of each four numbers of a group the two in the middle exchanged,
 // rounded to nearest even. Fill it with LinearKernels::quantize, or (but for AMX) group by group with isa/quant.h.
 constexpr int ROW_BLOCK = 16;
 
@@ -51,7 +51,6 @@ struct QuantRows {
     float* d;
     float* ds;
     int32_t* s;
-    float* sums;  // of the bf16
     int k;
 
     uint16_t* bf16() const { return reinterpret_cast<uint16_t*>(q); }
@@ -61,13 +60,13 @@ struct QuantRows {
 
 static inline int64_t quant_row_groups(int m, int k) { return int64_t((m + ROW_BLOCK - 1) / ROW_BLOCK) * ROW_BLOCK * (k / GROUP); }
 
-static inline int64_t quant_rows_size(int m, int k) { return quant_row_groups(m, k) * (2 * GROUP + 4); }  // of the larger kind
+static inline int64_t quant_rows_size(int m, int k) { return quant_row_groups(m, k) * (2 * GROUP); }  // of the larger kind
 
 static inline QuantRows quant_rows(void* memory, int m, int k) {
     const int64_t groups = quant_row_groups(m, k);
     char* q = static_cast<char*>(memory);
     float* d = reinterpret_cast<float*>(q + groups * GROUP);
-    return {reinterpret_cast<int8_t*>(q), d, d + groups, reinterpret_cast<int32_t*>(d + 2 * groups), reinterpret_cast<float*>(q + 2 * GROUP * groups), k};
+    return {reinterpret_cast<int8_t*>(q), d, d + groups, reinterpret_cast<int32_t*>(d + 2 * groups), k};
 }
 
 enum LinearFlags : int { LINEAR_ADD = 1 };  // y += x W^T (a residual)
@@ -90,12 +89,15 @@ static inline bool past_caches(const Linear& op) { return int64_t(op.m) * op.w.n
 struct LinearKernels {
     // Rows [row0, row1) of x [*, k], rows ldx apart, into out. k is a multiple of GROUP.
     void (*quantize)(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1);
-    // Panels [panel0, panel1) of y for rows [row0, row1).
-    void (*block)(const Linear& op, int panel0, int panel1, int row0, int row1);
+    // Parts [part0, part1) of y's outputs, which `part_width` tells, for rows [row0, row1).
+    void (*block)(const Linear& op, int part0, int part1, int row0, int row1);
     // out = silu(gate) * up for the first and second half of the outputs of a matrix that reads QuantRows, which nothing else sees; op.y is not used. Groups [group0, group1) of out;
     // n is a multiple of 2 * GROUP. Null: not there.
     void (*gated)(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1);
     int tile_rows;  // of a tile of a linear that reads QuantRows, at most
+    int quant_part;  // outputs of a part of a quantized matrix
+
+    int part_width(int format) const { return is_quantized(format) ? quant_part : PANEL_FP; }
 };
 
 namespace scalar { extern const LinearKernels linear_kernels; }

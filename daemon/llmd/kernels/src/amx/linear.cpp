@@ -1,182 +1,185 @@
-// Quantized linears on the matrix unit (AMX): 16 rows by 16 outputs by a group of 32 at once. The unit multiplies a group's quants, which bf16 holds
-// exactly, with activations rounded to bf16; the group's scale is applied to its sums here. Sums are float32 and added up group by group, so a row's result
-// does not depend on the others.
-//
-// bf16 rather than the int8 of the other instruction sets, because activations then need no scale of a group, and lose less.
-#include "../packed.h"
-#include "linear_common.h"
+// Linears on the matrix unit (AMX): activations and weights rounded to bf16, sums in float32 over all of k, 32 rows by 32 outputs at once. A row's sums are
+// added up in the same order whatever rows are beside it.
+#include "../linear.h"
+#include "weights.h"
 
 namespace llmd {
 namespace LLMD_ISA_NS {
-
-void bf16_block(const Linear& op, int panel0, int panel1, int row0, int row1);
-void bf16_gated(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1);
-
 namespace {
 
-#ifdef AMX
+#ifdef LLMD_HAS_AMX
 
-constexpr int MAX_GROUPS = 512;  // of a panel kept written out; a longer one is written anew for each row block
-constexpr int AHEAD = 2;         // groups that the unit is ahead of the sums, and the weights of the unit: what one stores the other can read only some time later
-constexpr int SUMS = 4;          // > AHEAD
+constexpr int MAX_GROUPS = 512;  // of a strip kept written out; a longer one is written anew for each pair of row blocks
+constexpr int RING = 8;          // groups that are kept where they are read once: they stay in the first cache
+constexpr int AHEAD = 2;         // groups that weights are written ahead of the unit: it can read them only some time later
+constexpr int BLOCKS = 2;        // of rows at once
 
-// What a thread works on: panels in the order that the unit reads, the latest sums, and gates and ups.
-struct Scratch {
-    alignas(64) uint16_t weights[4][MAX_GROUPS][GROUP * PANEL];
-    alignas(64) float sums[SUMS][ROW_BLOCK][PANEL];
-    alignas(64) float results[4][ROW_BLOCK][PANEL];
+using Sums = float[2][ROW_BLOCK][PANEL];
+
+// A strip's weights, as two tiles a group, and the sums of row blocks.
+struct Work {
+    alignas(64) Tile weights[MAX_GROUPS][2];
+    alignas(64) Sums sums[BLOCKS];
 };
-thread_local Scratch thread_scratch;
+thread_local Work thread_works[2];  // of gates and of ups
 
-// Tile 0: sums of `rows` rows; 1: their activations, a row of 32 each; 2: weights, a pair of elements of 16 outputs in a row.
+VEC_INLINE int least(int a, int b) { return a < b ? a : b; }
+
+// A thread's own. Its address, a call in a shared library, is not to be looked up at each use.
+VEC_INLINE Work* works() {
+    Work* mine = thread_works;
+    __asm__("" : "+r"(mine));
+    return mine;
+}
+
+// All tiles have rows of 64 bytes. 0..3: sums of two row blocks by two halves of a strip; 4, 5: activations of the blocks; 6, 7: weights of the halves.
 AMX void configure(int rows) {
     TileConfig config;
-    config.bytes_per_row[0] = config.bytes_per_row[1] = config.bytes_per_row[2] = 64;
-    config.rows[0] = config.rows[1] = uint8_t(rows), config.rows[2] = GROUP / 2;
+    for (int i = 0; i < 8; ++i) config.bytes_per_row[i] = 64, config.rows[i] = i < 6 ? uint8_t(least(rows, ROW_BLOCK)) : GROUP / 2;
     written();
     _tile_loadconfig(&config);
 }
 
-// (x & mask) | base
-VEC_INLINE __m512i field(__m512i x, uint32_t mask, uint32_t base) { return _mm512_ternarylogic_epi32(x, _mm512_set1_epi32(int(mask)), _mm512_set1_epi32(int(base)), 0xea); }
+// What is done about a strip's weights in a pass over its groups: written out to be read once, or to be kept; or they are there.
+enum class Weights { ONCE, KEEP, KEPT };
 
-// BASE + q for the two numbers of 4 bits that begin at bits 3 and 19 of each word, as a pair of bf16
-constexpr float BASE = 16.0f;
-VEC_INLINE __m512i pairs_of_4_bits(__m512i x) { return field(x, 0x00780078, 0x41804180); }
-
-// q for the byte that begins at bit 8 of each word, as float32; packed bytes are q + 128
-VEC_INLINE __m512i floats_of_8_bits(__m512i x) { return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(field(x, 0x0000ff00, 0x47000000)), _mm512_set1_ps(32768.0f + 128.0f))); }
-
-// The upper halves of two float32, which are all there is to them, as a pair of bf16
-VEC_INLINE __m512i pairs(__m512i first, __m512i second) { return _mm512_mask_mov_epi16(_mm512_srli_epi32(first, 16), 0xaaaaaaaa, second); }
-
-// Group g of a panel as the unit reads it: a row for each pair of elements (4j, 4j + 2), (4j + 1, 4j + 3), in it the pair of each output.
-template <int FORMAT>
-VEC_INLINE void write_group(const QuantPanel& panel, int g, uint16_t* out) {
-    const uint8_t* words = panel.quants(g);
-    const char* next = panel.base + quant_panel_bytes(FORMAT, panel.groups * GROUP) + int64_t(g) * quant_group_bytes(FORMAT);
-    for (int i = 0; i < quant_group_bytes(FORMAT); i += 64) __builtin_prefetch(next + i, 0, 2);
-    if constexpr (FORMAT == FORMAT_Q8_0) {
-        for (int j = 0; j < 8; ++j) {
-            const __m512i w = _mm512_loadu_si512(words + 64 * j);
-            _mm512_storeu_si512(out + 64 * j, pairs(floats_of_8_bits(_mm512_slli_epi32(w, 8)), floats_of_8_bits(_mm512_srli_epi32(w, 8))));
-            _mm512_storeu_si512(out + 64 * j + 32, pairs(floats_of_8_bits(w), floats_of_8_bits(_mm512_srli_epi32(w, 16))));
-        }
-    } else {
-        for (int j = 0; j < 4; ++j) {
-            const __m512i w = _mm512_loadu_si512(words + 64 * j);
-            _mm512_storeu_si512(out + 64 * j, pairs_of_4_bits(_mm512_slli_epi32(w, 3)));
-            _mm512_storeu_si512(out + 64 * j + 32, pairs_of_4_bits(_mm512_srli_epi32(w, 5)));
-            _mm512_storeu_si512(out + 64 * (4 + j), pairs_of_4_bits(_mm512_srli_epi32(w, 1)));
-            _mm512_storeu_si512(out + 64 * (4 + j) + 32, pairs_of_4_bits(_mm512_srli_epi32(w, 9)));
-        }
-    }
+template <Weights WEIGHTS>
+VEC_INLINE Tile* tiles_of(Work& work, int g) {
+    return work.weights[WEIGHTS == Weights::ONCE ? g % RING : g];
 }
 
-// sums = products of group g for a row block
-AMX_INLINE void multiply(const uint16_t* x, const uint16_t* weights, float (*sums)[PANEL]) {
+// work.sums = those of COUNT row blocks, whose activations are at x.
+template <int FORMAT, int COUNT, Weights WEIGHTS>
+AMX void multiply(const Strip<FORMAT>& strip, int groups, const char* x, Work& work) {
+    constexpr int TILE_BYTES = ROW_BLOCK * GROUP * 2;
     _tile_zero(0);
-    _tile_loadd(1, x, 64);
-    _tile_loadd(2, weights, 64);
-    _tile_dpbf16ps(0, 1, 2);
-    _tile_stored(0, sums, 64);
-}
-
-VEC_INLINE __m512 halves(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-
-// f += scale * (sums of (BASE + q) x) + (minimum - BASE * scale) * (sum of x), for each row
-template <int FORMAT, int ROWS>
-VEC_INLINE void accumulate(const QuantPanel& weights, int g, const float* row_sums, const float (*sums)[PANEL], __m512* f) {
-    const __m512 scale = halves(weights.scales(g));
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) f[r] = _mm512_fmadd_ps(_mm512_load_ps(sums[r]), scale, f[r]);
-    if constexpr (FORMAT == FORMAT_Q8_0) return;
-    const __m512 offset = FORMAT == FORMAT_Q4_0 ? _mm512_mul_ps(scale, _mm512_set1_ps(-(BASE + 8.0f)))
-                                                : _mm512_fnmadd_ps(scale, _mm512_set1_ps(BASE), halves(weights.scales(g) + PANEL));
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) f[r] = _mm512_fmadd_ps(offset, _mm512_set1_ps(row_sums[r]), f[r]);
-}
-
-// f = the sums of the row block that begins at `row`. WRITE: the panel is not written out yet.
-template <int FORMAT, int ROWS, bool WRITE>
-AMX_INLINE void block_sums(const QuantPanel& panel, const QuantRows& x, int row, Scratch& scratch, uint16_t (*weights)[GROUP * PANEL], __m512* f) {
-    const uint16_t* at = x.bf16() + GROUP * x.at(row, 0);
-    const float* row_sums = x.sums + x.at(row, 0);
-    const auto begin = [&](int g) AMX { multiply(at + int64_t(g) * ROW_BLOCK * GROUP, weights[g % MAX_GROUPS], scratch.sums[g % SUMS]); };
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) f[r] = _mm512_setzero_ps();
-    const int groups = panel.groups;
-    if constexpr (WRITE) {
-        for (int g = 0; g < 2 * AHEAD && g < groups; ++g) write_group<FORMAT>(panel, g, weights[g]);
-        written();
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if constexpr (WEIGHTS != Weights::KEPT) {
+        for (int g = 0; g < AHEAD && g < groups; ++g) strip.write(g, tiles_of<WEIGHTS>(work, g));
     }
-    for (int g = 0; g < AHEAD && g < groups; ++g) begin(g);
-    for (int g = 0; g < groups; ++g) {
-        if constexpr (WRITE) {
-            if (g + 2 * AHEAD < groups) write_group<FORMAT>(panel, g + 2 * AHEAD, weights[(g + 2 * AHEAD) % MAX_GROUPS]);
+    for (int g = 0; g < groups; ++g, x += TILE_BYTES) {
+        if constexpr (WEIGHTS != Weights::KEPT) {
+            if (g + AHEAD < groups) strip.write(g + AHEAD, tiles_of<WEIGHTS>(work, g + AHEAD));
         }
         written();
-        if (g + AHEAD < groups) begin(g + AHEAD);
-        written();
-        accumulate<FORMAT, ROWS>(panel, g, row_sums + int64_t(g) * ROW_BLOCK, scratch.sums[g % SUMS], f);
+        const Tile* weights = tiles_of<WEIGHTS>(work, g);
+        _tile_loadd(4, x, 64);
+        _tile_loadd(6, weights[0], 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weights[1], 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (COUNT == 2) {
+            _tile_loadd(5, x + int64_t(groups) * TILE_BYTES, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, work.sums[0][0], 64);
+    _tile_stored(1, work.sums[0][1], 64);
+    if constexpr (COUNT == 2) {
+        _tile_stored(2, work.sums[1][0], 64);
+        _tile_stored(3, work.sums[1][1], 64);
+    }
+    written();
+}
+
+// The sums of strip `index` for the row blocks that begin at `row`, the first of which is row0's, of rows up to row1.
+template <int FORMAT>
+AMX void multiply(const Linear& op, int index, int row0, int row, int row1, Work& work) {
+    const Strip<FORMAT> strip(op.w, index);
+    const char* x = (const char*)(op.xq.bf16() + GROUP * op.xq.at(row, 0));
+    const int groups = op.w.k / GROUP;
+    const bool two = row + ROW_BLOCK < row1;
+    if (row1 - row0 <= BLOCKS * ROW_BLOCK || groups > MAX_GROUPS) (two ? multiply<FORMAT, 2, Weights::ONCE> : multiply<FORMAT, 1, Weights::ONCE>)(strip, groups, x, work);
+    else if (row == row0) multiply<FORMAT, 2, Weights::KEEP>(strip, groups, x, work);
+    else (two ? multiply<FORMAT, 2, Weights::KEPT> : multiply<FORMAT, 1, Weights::KEPT>)(strip, groups, x, work);
+}
+
+// Row r's sums as the outputs 0 to 15 and 16 to 31.
+template <int FORMAT>
+VEC_INLINE void outputs(const Sums& sums, int r, V& first, V& second) {
+    first = load(sums[0][r]), second = load(sums[1][r]);
+    if constexpr (is_quantized(FORMAT)) {
+        first = mul(first, splat(sum_scale(FORMAT))), second = mul(second, splat(sum_scale(FORMAT)));
+    } else {
+        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        const __m512 a = first.v, b = second.v;
+        first.v = _mm512_permutex2var_ps(a, low, b), second.v = _mm512_permutex2var_ps(a, high, b);
     }
 }
 
-// y of a row block: `rows` rows, of ROWS that are computed.
-template <int FORMAT, int ROWS, bool WRITE>
-AMX void linear_tile(const Linear& op, const QuantPanel& panel, Scratch& scratch, int column, int row, int rows) {
-    __m512 f[ROWS];
-    block_sums<FORMAT, ROWS, WRITE>(panel, op.xq, row, scratch, scratch.weights[0], f);
-    const int columns = least(op.w.n - column, PANEL);
+VEC_INLINE void put_half(const Linear& op, float* y, V x, int columns, bool past) {
+    if (past && columns == PANEL && reinterpret_cast<uintptr_t>(y) % 64 == 0) return _mm512_stream_ps(y, x.v);
+    store(y, op.flags & LINEAR_ADD ? add(load(y, columns), x) : x, columns);
+}
+
+template <int FORMAT>
+void put(const Linear& op, int index, int row, int rows, const Sums& sums) {
+    const int column = index * STRIP, columns = op.w.n - column;
     const bool past = past_caches(op);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-        if (r >= rows) break;
-        put_row(op, op.y + (row + r) * op.ldy + column, V{f[r]}, columns, past);
+    for (int r = 0; r < rows; ++r) {
+        V first, second;
+        outputs<FORMAT>(sums, r, first, second);
+        float* y = op.y + (row + r) * op.ldy + column;
+        put_half(op, y, first, least(columns, PANEL), past);
+        if (columns > PANEL) put_half(op, y + PANEL, second, least(columns - PANEL, PANEL), past);
     }
 }
 
-template <int FORMAT, int ROWS>
-AMX void linear_panels(const Linear& op, Scratch& scratch, int panel0, int panel1, int row0, int row1) {
-    configure(ROWS);
-    for (int index = panel0; index < panel1; ++index) {
-        const QuantPanel panel((char*)op.w.data, FORMAT, op.w.k, index);
-        bool write = true;
-        for (int row = row0; row < row1; row += ROW_BLOCK) {
-            const int rows = least(row1 - row, ROW_BLOCK);
-            write ? linear_tile<FORMAT, ROWS, true>(op, panel, scratch, index * PANEL, row, rows) : linear_tile<FORMAT, ROWS, false>(op, panel, scratch, index * PANEL, row, rows);
-            write = panel.groups > MAX_GROUPS;
+// 16 numbers as bf16 in the order that tiles of activations have: of each four, the two in the middle change places.
+AMX_INLINE __m256i ordered(__m512 x) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    return _mm256_shuffle_epi8((__m256i)_mm512_cvtneps_pbh(x), order);
+}
+
+// Group g of a row, from its two halves.
+AMX_INLINE void put_group(const QuantRows& out, int row, int g, V first, V second) {
+    uint16_t* at = out.bf16() + GROUP * out.at(row, g);
+    _mm256_storeu_si256((__m256i*)at, ordered(first.v));
+    _mm256_storeu_si256((__m256i*)(at + PANEL), ordered(second.v));
+}
+
+VEC_INLINE V gate(V x, V up) { return mul(mul(x, up), inverse(add(splat(1.0f), exp(sub(splat(0.0f), x))))); }
+
+template <int FORMAT>
+AMX void put_gated(const QuantRows& out, int g, int row, int rows, const Sums& gates, const Sums& ups) {
+    for (int r = 0; r < rows; ++r) {
+        V gate1, gate2, up1, up2;
+        outputs<FORMAT>(gates, r, gate1, gate2);
+        outputs<FORMAT>(ups, r, up1, up2);
+        put_group(out, row + r, g, gate(gate1, up1), gate(gate2, up2));
+    }
+}
+
+template <int FORMAT>
+AMX void strips(const Linear& op, int strip0, int strip1, int row0, int row1) {
+    Work& work = works()[0];
+    configure(row1 - row0);
+    for (int index = strip0; index < strip1; ++index) {
+        for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK) {
+            multiply<FORMAT>(op, index, row0, row, row1, work);
+            for (int i = 0; i < BLOCKS && row + i * ROW_BLOCK < row1; ++i) put<FORMAT>(op, index, row + i * ROW_BLOCK, least(row1 - row - i * ROW_BLOCK, ROW_BLOCK), work.sums[i]);
         }
     }
     _mm_sfence();  // other threads read what went past the caches
     _tile_release();
 }
 
-template <int FORMAT, int ROWS, bool WRITE>
-AMX void result_tile(const QuantPanel& panel, const QuantRows& x, Scratch& scratch, int index, int row) {
-    __m512 f[ROWS];
-    block_sums<FORMAT, ROWS, WRITE>(panel, x, row, scratch, scratch.weights[index], f);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) _mm512_store_ps(scratch.results[index][r], f[r]);
-}
-
-// Two panels of gates and two of ups make a group.
-template <int FORMAT, int ROWS>
-AMX void gated_groups(const Linear& op, const QuantRows& out, Scratch& scratch, int group0, int group1, int row0, int row1) {
-    configure(ROWS);
-    const int ups = op.w.n / PANEL / 2;
+// A strip of gates and one of ups make a group.
+template <int FORMAT>
+AMX void gated_strips(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
+    Work* work = works();
+    const int ups = op.w.n / 2 / STRIP;
+    configure(row1 - row0);
     for (int g = group0; g < group1; ++g) {
-        bool write = true;
-        for (int row = row0; row < row1; row += ROW_BLOCK) {
-            for (int i = 0; i < 4; ++i) {
-                const QuantPanel panel((char*)op.w.data, FORMAT, op.w.k, 2 * g + i % 2 + (i < 2 ? 0 : ups));
-                write ? result_tile<FORMAT, ROWS, true>(panel, op.xq, scratch, i, row) : result_tile<FORMAT, ROWS, false>(panel, op.xq, scratch, i, row);
+        for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK) {
+            for (int i = 0; i < 2; ++i) multiply<FORMAT>(op, g + i * ups, row0, row, row1, work[i]);
+            for (int i = 0; i < BLOCKS && row + i * ROW_BLOCK < row1; ++i) {
+                put_gated<FORMAT>(out, g, row + i * ROW_BLOCK, least(row1 - row - i * ROW_BLOCK, ROW_BLOCK), work[0].sums[i], work[1].sums[i]);
             }
-            const auto& f = scratch.results;
-            for (int r = 0; r < least(row1 - row, ROW_BLOCK); ++r) {
-                put_group(out, row + r, g, gate(load(f[0][r]), load(f[2][r])).v, gate(load(f[1][r]), load(f[3][r])).v);
-            }
-            write = op.w.k / GROUP > MAX_GROUPS;
         }
     }
     _tile_release();
@@ -185,46 +188,26 @@ AMX void gated_groups(const Linear& op, const QuantRows& out, Scratch& scratch, 
 AMX void quantize(const float* x, int64_t ldx, const QuantRows& out, int row0, int row1) {
     for (int row = row0; row < row1; ++row) {
         const float* at = x + row * ldx;
-        for (int g = 0; g < out.k / GROUP; ++g, at += GROUP) put_group(out, row, g, _mm512_loadu_ps(at), _mm512_loadu_ps(at + PANEL));
+        for (int g = 0; g < out.k / GROUP; ++g, at += GROUP) put_group(out, row, g, load(at), load(at + PANEL));
     }
 }
 
-template <int FORMAT>
-void quant_block(const Linear& op, int panel0, int panel1, int row0, int row1) {
-    Scratch& scratch = once(thread_scratch);
-    const int rows = row1 - row0;
-    (rows <= 1   ? linear_panels<FORMAT, 1>
-     : rows <= 4 ? linear_panels<FORMAT, 4>
-     : rows <= 8 ? linear_panels<FORMAT, 8>
-                 : linear_panels<FORMAT, ROW_BLOCK>)(op, scratch, panel0, panel1, row0, row1);
-}
-
-template <int FORMAT>
-void gated_block(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
-    Scratch& scratch = once(thread_scratch);
-    const int rows = row1 - row0;
-    (rows <= 1   ? gated_groups<FORMAT, 1>
-     : rows <= 4 ? gated_groups<FORMAT, 4>
-     : rows <= 8 ? gated_groups<FORMAT, 8>
-                 : gated_groups<FORMAT, ROW_BLOCK>)(op, out, scratch, group0, group1, row0, row1);
-}
-
-void block(const Linear& op, int panel0, int panel1, int row0, int row1) {
-    switch (op.w.format) {
-        case FORMAT_Q4_0: return quant_block<FORMAT_Q4_0>(op, panel0, panel1, row0, row1);
-        case FORMAT_Q4_1: return quant_block<FORMAT_Q4_1>(op, panel0, panel1, row0, row1);
-        case FORMAT_Q8_0: return quant_block<FORMAT_Q8_0>(op, panel0, panel1, row0, row1);
-        case FORMAT_BF16: return op.x ? avx512::linear_kernels.block(op, panel0, panel1, row0, row1) : bf16_block(op, panel0, panel1, row0, row1);
-        default: return avx512::linear_kernels.block(op, panel0, panel1, row0, row1);
+void block(const Linear& op, int part0, int part1, int row0, int row1) {
+    switch (op.x ? FORMATS : op.w.format) {
+        case FORMAT_Q4_0: return strips<FORMAT_Q4_0>(op, part0, part1, row0, row1);
+        case FORMAT_Q4_1: return strips<FORMAT_Q4_1>(op, part0, part1, row0, row1);
+        case FORMAT_Q8_0: return strips<FORMAT_Q8_0>(op, part0, part1, row0, row1);
+        case FORMAT_BF16: return strips<FORMAT_BF16>(op, part0, part1, row0, row1);
+        default: return avx512::linear_kernels.block(op, part0, part1, row0, row1);
     }
 }
 
 void gated(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
     switch (op.w.format) {
-        case FORMAT_Q4_0: return gated_block<FORMAT_Q4_0>(op, out, group0, group1, row0, row1);
-        case FORMAT_Q4_1: return gated_block<FORMAT_Q4_1>(op, out, group0, group1, row0, row1);
-        case FORMAT_Q8_0: return gated_block<FORMAT_Q8_0>(op, out, group0, group1, row0, row1);
-        default: return bf16_gated(op, out, group0, group1, row0, row1);
+        case FORMAT_Q4_0: return gated_strips<FORMAT_Q4_0>(op, out, group0, group1, row0, row1);
+        case FORMAT_Q4_1: return gated_strips<FORMAT_Q4_1>(op, out, group0, group1, row0, row1);
+        case FORMAT_Q8_0: return gated_strips<FORMAT_Q8_0>(op, out, group0, group1, row0, row1);
+        default: return gated_strips<FORMAT_BF16>(op, out, group0, group1, row0, row1);
     }
 }
 
@@ -233,8 +216,8 @@ void gated(const Linear& op, const QuantRows& out, int group0, int group1, int r
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-#ifdef AMX
-const LinearKernels linear_kernels = {quantize, block, gated, 256};  // many rows: writing weights out is paid once a tile
+#ifdef LLMD_HAS_AMX
+const LinearKernels linear_kernels = {quantize, block, gated, 256, STRIP};  // many rows: writing weights out is paid once a tile
 #else  // never in use
 const LinearKernels linear_kernels = {};
 #endif

@@ -5,8 +5,8 @@
 #include "../isa/vec16.h"
 
 #ifdef LLMD_HAS_AMX
-#define AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16")))
-#define AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-bf16,avx512bf16")))
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16,avx512fp16")))
+#define AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-bf16,avx512bf16,avx512fp16")))
 
 namespace llmd {
 namespace LLMD_ISA_NS {

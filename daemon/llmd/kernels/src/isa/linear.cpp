@@ -255,7 +255,7 @@ void quantize(const float* x, int64_t ldx, const QuantRows& out, int row0, int r
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {quantize, block, nullptr, 96};  // the activations of 96 rows stay in L2
+const LinearKernels linear_kernels = {quantize, block, nullptr, 96, PANEL};  // the activations of 96 rows stay in L2
 
 }  // namespace LLMD_ISA_NS
 }  // namespace llmd
