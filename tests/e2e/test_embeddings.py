@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.daemon import Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 from tests.models import random_llama
 
 TEXTS = ["The quick brown fox", "jumps", "over the lazy dog. " * 20, "\u4e16\u754c"]
@@ -47,7 +47,7 @@ def reference(model: Path, ids: list[int], pooling: str) -> npt.NDArray[np.float
 
 
 def vectors(daemon: Daemon, given: Any, **more: Any) -> npt.NDArray[np.float64]:
-    answer = httpx.post(daemon.url + "/v1/embeddings", json={"input": given, **more}, timeout=60)
+    answer = httpx.post(daemon.url + "/v1/embeddings", json={"input": given, **more}, timeout=60 * SLOW)
     assert answer.status_code == 200, answer.text
     return np.array([entry["embedding"] for entry in answer.json()["data"]])
 
@@ -59,7 +59,7 @@ def test_vectors_are_those_of_transformers_while_others_generate(daemon: Daemon,
         stream.start()
     found = vectors(daemon, TEXTS)
     for stream in streams:
-        stream.join(60)
+        stream.join(60 * SLOW)
     for text, vector in zip(TEXTS, found, strict=True):
         np.testing.assert_allclose(vector, reference(model, list(text.encode()), pooling), atol=1e-4)
         assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
@@ -85,14 +85,16 @@ def test_nothing_is_left_behind(daemon: Daemon) -> None:
 
 def test_a_text_is_embedded_although_the_engine_dies_over_it(tmp_path: Path) -> None:
     config = {"model": {"path": "dummy"}, "scheduler": {"chunked_prefill_size": 16}}
-    with Daemon(tmp_path, config=config, failpoints="scheduler.step=delay(200ms)").start() as daemon:
+    brake, text = Brake(tmp_path), "sixteen letters. " * 256
+    with Daemon(tmp_path, config=config, failpoints=brake.steps).start() as daemon:
         found: list[npt.NDArray[np.float64]] = []
-        asking = threading.Thread(target=lambda: found.append(vectors(daemon, "sixteen letters. " * 16)))
+        asking = threading.Thread(target=lambda: found.append(vectors(daemon, text)))
         asking.start()
         wait_for("it runs", lambda: daemon.requests()[0] == 1, 20)
         scheduler = daemon.child("scheduler")
         assert scheduler is not None
         scheduler.kill()
-        asking.join(60)
+        brake.release()
+        asking.join(60 * SLOW)
         assert [len(vector) for vector in found] == [1]
-        np.testing.assert_allclose(found[0], vectors(daemon, "sixteen letters. " * 16))
+        np.testing.assert_allclose(found[0], vectors(daemon, text))

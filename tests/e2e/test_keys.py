@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.daemon import Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 
 USER, ADMIN = "sk-user-1f6cc7", "sk-admin-b0a41d"
 
@@ -29,7 +29,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def daemon(directory: Path) -> Iterator[Daemon]:
     http = {"api_keys_file": str(directory / "keys"), "admin_key_file": str(directory / "admin"), "host": "0.0.0.0"}
     config = {"model": {"path": "dummy"}, "http": http, "observability": {"log_level": "debug"}}
-    with Daemon(directory, config=config, failpoints="scheduler.step=delay(5ms)").start() as started:
+    with Daemon(directory, config=config, failpoints=Brake(directory).steps).start() as started:
         yield started
 
 
@@ -40,7 +40,7 @@ def write(path: Path, text: str) -> None:
 
 def post(daemon: Daemon, path: str, key: str | None = None, **body: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.post(daemon.url + path, json=body, headers=headers, timeout=30)
+    return httpx.post(daemon.url + path, json=body, headers=headers, timeout=30 * SLOW)
 
 
 def test_only_who_has_a_key_is_served(daemon: Daemon) -> None:

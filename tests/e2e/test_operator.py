@@ -18,20 +18,21 @@ import httpx
 import pytest
 
 from llmctl.verbs import VERBS
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 
 CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "supervision": {"hang_timeout": "60s"}}
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("operator"), config=CONFIG, failpoints="scheduler.step=delay(10ms)") as started:
+    directory = tmp_path_factory.mktemp("operator")
+    with Daemon(directory, config=CONFIG, failpoints=Brake(directory).steps) as started:
         yield started.start()
 
 
 def ctl(daemon: Daemon, *argv: str, check: int | None = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "llmctl.main", "--socket", str(daemon.run_dir), *argv]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120 * SLOW, cwd=cwd)
     assert check is None or done.returncode == check, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -74,7 +75,7 @@ def test_every_verb_that_reads_answers_in_every_form(daemon: Daemon) -> None:
             ctl(daemon, verb, "-o", "yaml")
     assert ask(daemon, "kv")["prefix_cache"]["queried_tokens"] > 0
     assert {row["key"]: row["origin"] for row in ask(daemon, "config")["values"]}["model.path"] == f"file {daemon.config_path}:1"
-    assert ctl(daemon, "wait", "--timeout", "10s").stdout == "ready\n"
+    assert ctl(daemon, "wait", "--timeout", "60s").stdout == "ready\n"
     assert ctl(daemon, "lora").returncode == 0
     assert ctl(daemon, "doctor", check=None).returncode == 1, "failpoints are armed"
     report = daemon.directory / "report.tar.gz"
@@ -181,7 +182,7 @@ def test_events_are_followed_over_a_new_control(daemon: Daemon, tmp_path: Path) 
     with out.open("wb") as stream:
         follower = subprocess.Popen(argv, stdout=stream, stderr=subprocess.PIPE)
     try:
-        ctl(daemon, "flush", "--timeout", "10s")
+        ctl(daemon, "flush", "--timeout", "60s")
         wait_for("the flush is told", lambda: "flush: succeeded" in out.read_text(), 30)
         os.kill(daemon.pid("control"), signal.SIGKILL)
         wait_for("control answers", daemon.status, 30)

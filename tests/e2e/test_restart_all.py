@@ -8,19 +8,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 
-CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "http": {"drain_timeout": "60s"}}
+CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "http": {"drain_timeout": "600s"}}
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("again"), config=CONFIG, failpoints="scheduler.step=delay(10ms)") as started:
+    directory = tmp_path_factory.mktemp("again")
+    with Daemon(directory, config=CONFIG, failpoints=Brake(directory).steps) as started:
         yield started.start()
 
 
@@ -55,7 +57,14 @@ def test_it_takes_what_only_a_restart_takes_and_lets_running_requests_finish(dae
     planned = ctl(daemon, "restart", "--all", "--dry-run")
     assert "start llmd anew" in planned.stdout and "1 request waited for" in planned.stdout and "while it drains" in planned.stdout, planned
     assert daemon.status()["start_id"] == life
-    done = ctl(daemon, "restart", "--all", "--reason", "two workers")
+    with ThreadPoolExecutor(1) as pool:
+        restart = pool.submit(ctl, daemon, "restart", "--all", "--reason", "two workers")
+        wait_for("it drains", lambda: daemon.status().get("state") == "draining", 60)
+        assert not answers
+        brake = Brake(daemon.directory)
+        brake.release()
+        done = restart.result()
+        brake.put_on()
     assert done.returncode == 0, done.stderr
     running.join(60 * SLOW)
     assert answers[0].json()["usage"]["completion_tokens"] == 100

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 
-STEP = "scheduler.step=delay(4ms)"
+#: Minutes, with the brake on.
 LONG: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True}
 
 
@@ -26,7 +26,7 @@ def config(*, scheduler: dict[str, Any] | None = None, memory: dict[str, Any] | 
 
 def ask(daemon: Daemon, prompt: str, client_id: str = "", **fields: Any) -> httpx.Response:
     body = {"prompt": prompt, "max_tokens": 8, "temperature": 0} | fields
-    return httpx.post(daemon.url + "/v1/completions", json=body, headers={"x-request-id": client_id} if client_id else None, timeout=60)
+    return httpx.post(daemon.url + "/v1/completions", json=body, headers={"x-request-id": client_id} if client_id else None, timeout=60 * SLOW)
 
 
 def error(answer: httpx.Response, status: int) -> dict[str, Any]:
@@ -55,34 +55,40 @@ def nothing_left(daemon: Daemon) -> None:
 
 def test_a_full_queue_refuses_at_once_and_an_abort_frees_a_queued_request(tmp_path: Path) -> None:
     settings = config(scheduler={"max_queued_requests": 8}, memory={"max_running_requests": 1})
-    with Daemon(tmp_path, config=settings, failpoints=STEP).start() as daemon, ThreadPoolExecutor(60) as pool:
-        _queue_is_bounded(daemon, pool)
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=settings, failpoints=brake.steps).start() as daemon, ThreadPoolExecutor(60) as pool:
+        _queue_is_bounded(daemon, pool, brake)
+        brake.put_on()
         _queued_is_aborted(daemon, pool)
         _running_is_aborted(daemon)
         nothing_left(daemon)
 
 
-def _queue_is_bounded(daemon: Daemon, pool: ThreadPoolExecutor) -> None:
+def _queue_is_bounded(daemon: Daemon, pool: ThreadPoolExecutor, brake: Brake) -> None:
     def one(number: int) -> httpx.Response:
         return ask(daemon, f"number {number}", ignore_eos=True, stream=number % 2 == 0)
 
     running = busy(daemon, pool)
     futures = [pool.submit(one, number) for number in range(49)]
-    wait_for("what cannot wait is refused", lambda: sum(future.done() for future in futures) == 41, 5)
+    wait_for("what cannot wait is refused", lambda: sum(future.done() for future in futures) == 41, 20)
     wait_for("status, which follows the heartbeats, says so", lambda: daemon.requests() == (1, 8), 5)
-    with httpx.Client() as client:
+    taken = []
+    with httpx.Client(timeout=60 * SLOW) as client:
         client.get(daemon.url + "/livez")
-        began = time.monotonic()
-        assert client.post(daemon.url + "/v1/completions", json={"prompt": "one more", "stream": True}).status_code == 429
-        assert time.monotonic() - began < 0.2 * SLOW
+        for _ in range(5):
+            began = time.monotonic()
+            assert client.post(daemon.url + "/v1/completions", json={"prompt": "one more", "stream": True}).status_code == 429
+            taken.append(time.monotonic() - began)
+    assert min(taken) < 0.2 * SLOW
     assert daemon.admin("POST", "/v1/abort", {"client_id": "busy"}).status_code == 200
-    assert running.result(5).status_code == 409
-    answers = [future.result(10) for future in futures]
+    brake.release()
+    assert running.result(60 * SLOW).status_code == 409
+    answers = [future.result(60 * SLOW) for future in futures]
     assert Counter(answer.status_code for answer in answers) == {200: 8, 429: 41}
     for answer in answers:
         if answer.status_code == 429:
             assert error(answer, 429)["code"] == "queue_full" and int(answer.headers["retry-after"]) >= 1
-    wait_for("all are counted", lambda: outcome(daemon, "rejected") == 42, 5)
+    wait_for("all are counted", lambda: outcome(daemon, "rejected") == 46, 5)
 
 
 def _queued_is_aborted(daemon: Daemon, pool: ThreadPoolExecutor) -> None:
@@ -94,15 +100,14 @@ def _queued_is_aborted(daemon: Daemon, pool: ThreadPoolExecutor) -> None:
     assert error_of(daemon, {"client_id": "busyx"}, 404)["code"] == "not_found"
     assert error_of(daemon, {"rid": "x"}, 404)["code"] == "not_found", "a client's id is not ours"
     assert daemon.requests() == (1, 1)
-    began = time.monotonic()
     done = daemon.admin("POST", "/v1/abort", {"client_id": "x"})
     assert done.status_code == 200 and len(done.json()["data"]["aborted"]) == 1
-    assert error(queued.result(5), 409)["code"] == "aborted"
-    assert time.monotonic() - began < 1 * SLOW
+    assert error(queued.result(60 * SLOW), 409)["code"] == "aborted"
+    assert not running.done(), "it was not waited for"
     again = pool.submit(ask, daemon, "second", "x")
     assert daemon.admin("POST", "/v1/abort", {"client_id": "busy"}).status_code == 200
-    assert error(running.result(5), 409)["code"] == "aborted"
-    assert again.result(10).json()["choices"][0]["text"] == "secondse"
+    assert error(running.result(60 * SLOW), 409)["code"] == "aborted"
+    assert again.result(60 * SLOW).json()["choices"][0]["text"] == "secondse"
 
 
 def error_of(daemon: Daemon, body: dict[str, Any], status: int) -> dict[str, Any]:
@@ -127,20 +132,21 @@ def _running_is_aborted(daemon: Daemon) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_runs_too_long_is_ended(tmp_path: Path, stream: bool) -> None:
     settings = config(scheduler={"request_timeout": "1s"})
-    with Daemon(tmp_path, config=settings, failpoints=STEP).start() as daemon:
+    with Daemon(tmp_path, config=settings, failpoints=Brake(tmp_path).steps).start() as daemon:
         began = time.monotonic()
         if stream:
             *_, last = daemon.stream("endless", **LONG)
             assert last["error"]["code"] == "request_timeout"
         else:
             assert error(ask(daemon, "endless", **LONG), 504)["code"] == "request_timeout"
-        assert 0.9 < time.monotonic() - began < 2 * SLOW
+        assert 0.9 < time.monotonic() - began < 10 * SLOW
         wait_for("it is counted", lambda: outcome(daemon, "request_timeout") == 1, 5)
         nothing_left(daemon)
 
 
 def test_shared_beginnings_are_reported_flushed_and_counted(tmp_path: Path) -> None:
-    with Daemon(tmp_path, config=config(), failpoints=STEP).start() as daemon, ThreadPoolExecutor(4) as pool:
+    brake = Brake(tmp_path, on=False)
+    with Daemon(tmp_path, config=config(), failpoints=brake.steps).start() as daemon, ThreadPoolExecutor(4) as pool:
 
         def cached(prompt: str, **fields: Any) -> int:
             usage = ask(daemon, prompt, **fields).json()["usage"]
@@ -152,31 +158,34 @@ def test_shared_beginnings_are_reported_flushed_and_counted(tmp_path: Path) -> N
         assert cached("Another prompt, for several choices, that nobody has sent before.", n=4) == 0
         hit = wait_for("the counters have come", lambda: (n := daemon.metric("llmd_prefix_cache_hit_tokens_total")) >= 256 and n, 3)
         assert hit < daemon.metric("llmd_prefix_cache_queried_tokens_total")
+        brake.put_on()
         running = busy(daemon, pool)
         assert daemon.admin("POST", "/v1/flush").json()["error"]["code"] == "busy"
         assert daemon.admin("POST", "/v1/flush?timeout_s=0.3").json()["error"]["code"] == "timeout"
-        waiting = pool.submit(daemon.admin, "POST", "/v1/flush?timeout_s=30")
+        waiting = pool.submit(daemon.admin, "POST", "/v1/flush?timeout_s=300", timeout=300)
         wait_for("the flush waits", lambda: (daemon.status()["operation"] or {}).get("verb") == "flush", 5)
-        assert daemon.admin("POST", "/v1/flush?timeout_s=30").json()["error"]["code"] == "flush_in_progress"
+        assert daemon.admin("POST", "/v1/flush?timeout_s=300").json()["error"]["code"] == "flush_in_progress"
         assert cached(prompt) == 128, "requests go on being admitted"
         assert daemon.admin("POST", "/v1/abort", {"all": True}).status_code == 200, "an abort is not kept back by a flush that waits"
-        assert running.result(5).status_code == 409
-        assert waiting.result(10).json()["state"] == "succeeded"
+        assert running.result(60 * SLOW).status_code == 409
+        assert waiting.result(60 * SLOW).json()["state"] == "succeeded"
         wait_for("all pages are free", lambda: (kv := daemon.status()["kv"])["pages_free"] == kv["pages_total"], 5)
         assert cached(prompt) == 0
 
 
 def test_an_urgent_request_does_not_wait_for_others(tmp_path: Path) -> None:
     settings = config(scheduler={"policy": "priority"}, memory={"max_running_requests": 2})
-    with Daemon(tmp_path, config=settings, failpoints=STEP).start() as daemon, ThreadPoolExecutor(8) as pool:
+    brake = Brake(tmp_path)
+    with Daemon(tmp_path, config=settings, failpoints=brake.steps).start() as daemon, ThreadPoolExecutor(8) as pool:
         low = [pool.submit(ask, daemon, f"low {i} ", priority=10, max_tokens=400, ignore_eos=True) for i in range(6)]
         wait_for("they wait", lambda: daemon.requests() == (2, 4), 5)
         urgent = ask(daemon, "urgent ", priority=0, max_tokens=16)
         assert urgent.json()["choices"][0]["text"] == "urgent urgent ur"
         assert not any(future.done() for future in low)
+        brake.release()
         for i, future in enumerate(low):
-            assert future.result(30).json()["choices"][0]["text"] == (f"low {i} " * 67)[:400]
-        assert daemon.metric("llmd_requests_preempted_total") == 1
+            assert future.result(60 * SLOW).json()["choices"][0]["text"] == (f"low {i} " * 67)[:400]
+        wait_for("it is counted", lambda: daemon.metric("llmd_requests_preempted_total") == 1, 5)
         assert error(ask(daemon, "x", priority="high"), 400)["param"] == "priority"
         nothing_left(daemon)
 
@@ -232,7 +241,7 @@ async def _clients(daemon: Daemon, end: float, count: int) -> tuple[int, int]:
 
     thread = threading.Thread(target=aborts)
     thread.start()
-    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=None)) as http:
+    async with httpx.AsyncClient(timeout=60 * SLOW, limits=httpx.Limits(max_connections=None)) as http:
         await asyncio.gather(*(one(number, http) for number in range(count)))
     thread.join()
     return sent, answered

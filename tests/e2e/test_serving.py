@@ -16,16 +16,29 @@ import openai
 import psutil
 import pytest
 
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 
 DUMMY = {"model": {"path": "dummy"}}
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("serving"), config=DUMMY, failpoints="scheduler.step=delay(2ms)").start() as running:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("serving")
+
+
+@pytest.fixture(scope="module")
+def daemon(directory: Path) -> Iterator[Daemon]:
+    with Daemon(directory, config=DUMMY, failpoints=f"scheduler.step=delay(2ms);{Brake(directory, on=False).steps}").start() as running:
         yield running
         assert running.stop() == 0
+
+
+@pytest.fixture
+def brake(directory: Path) -> Iterator[Brake]:
+    """The daemon's, on: what runs does not end by itself."""
+    made = Brake(directory)
+    yield made
+    made.release()
 
 
 @pytest.fixture
@@ -44,7 +57,7 @@ def test_the_official_client_gets_what_it_expects(client: openai.OpenAI) -> None
     assert plain.choices[0].text == echo("abcde", 12)
     assert plain.choices[0].finish_reason == "length"
     assert plain.usage is not None and plain.usage.completion_tokens == 12
-    assert abs(plain.created - time.time()) < 5
+    assert abs(plain.created - time.time()) < 5 * SLOW
     assert plain.object == "text_completion"
     chat = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}], max_tokens=5)
     assert chat.object == "chat.completion" and chat.id != plain.id
@@ -77,27 +90,39 @@ def test_concurrent_streams_each_get_their_own_text(daemon: Daemon) -> None:
         assert text == echo(prompt, 64)
 
 
+@pytest.mark.usefixtures("brake")
 def test_a_client_that_hangs_up_frees_its_slot(daemon: Daemon) -> None:
     before = daemon.metric('llmd_requests_total{endpoint="/v1/completions",outcome="client_disconnect"}')
     body = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=10) as response:
+    with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=30 * SLOW) as response:
         for _ in zip(range(3), response.iter_lines(), strict=False):
             pass
-    wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 2 + 0.5)
+    wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 5)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(daemon.url + "/v1/completions", json=body | {"stream": False}, timeout=0.5)
-    wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 2 + 0.5)
+    wait_for("nothing runs", lambda: daemon.requests() == (0, 0), 5)
     name = 'llmd_requests_total{endpoint="/v1/completions",outcome="client_disconnect"}'
-    wait_for("both are counted", lambda: daemon.metric(name) == before + 2, 3)
-    tokens = wait_for("token counter settles", lambda: daemon.metric("llmd_generation_tokens_total"), 3)
-    time.sleep(1)
-    assert daemon.metric("llmd_generation_tokens_total") == tokens
+    wait_for("both are counted", lambda: daemon.metric(name) == before + 2, 5)
+    settled(daemon)
 
 
+def settled(daemon: Daemon) -> tuple[float, float]:
+    """(tokens, requests) that have been counted, once nothing more is: two looks at them with two heartbeats between them are alike."""
+
+    def same() -> tuple[float, float] | None:
+        time.sleep(1.2)
+        looks.append((daemon.metric("llmd_generation_tokens_total"), daemon.metric("llmd_requests_total")))
+        return looks[-1] if looks[-1] == looks[-2] else None
+
+    looks = [(-1.0, -1.0)]
+    return wait_for("the counters settle", same, 20) or looks[-1]
+
+
+@pytest.mark.usefixtures("brake")
 def test_tokens_of_a_stream_count_as_they_come(daemon: Daemon) -> None:
     before = daemon.metric("llmd_generation_tokens_total")
     body = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=30) as response:
+    with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=30 * SLOW) as response:
         lines = response.iter_lines()  # let go, it would close the stream
         next(lines)
         wait_for("they count while it runs", lambda: daemon.metric("llmd_generation_tokens_total") > before and daemon.requests() == (1, 0), 10)
@@ -113,9 +138,10 @@ def test_nothing_leaks(daemon: Daemon) -> None:
     assert kv["pages_active"] == 0
 
 
+@pytest.mark.usefixtures("brake")
 def test_a_flush_is_refused_while_work_runs(daemon: Daemon) -> None:
     body = {"prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=10) as response:
+    with httpx.stream("POST", daemon.url + "/v1/completions", json=body, timeout=30 * SLOW) as response:
         lines = response.iter_lines()  # kept: httpx closes the response when its iterator goes
         next(lines)
         refused = daemon.admin("POST", "/v1/flush")
@@ -147,11 +173,10 @@ def test_every_answer_to_nonsense_is_an_error_envelope(daemon: Daemon) -> None:
 
 
 def test_health_costs_no_generation(daemon: Daemon) -> None:
-    time.sleep(1.2)  # two heartbeats: what came before is counted
-    before = daemon.metric("llmd_generation_tokens_total"), daemon.metric("llmd_requests_total")
+    before = settled(daemon)
     for _ in range(100):
         assert daemon.status_code("/readyz") == 200
-    assert (daemon.metric("llmd_generation_tokens_total"), daemon.metric("llmd_requests_total")) == before
+    assert settled(daemon) == before
 
 
 def test_health_is_quick_under_load(daemon: Daemon) -> None:
@@ -169,16 +194,21 @@ def test_health_is_quick_under_load(daemon: Daemon) -> None:
     with ThreadPoolExecutor(66) as pool:
         work = [pool.submit(task) for task in [stream] * 64 + [long_prompt] * 2]
         try:
-            wait_for("all run", lambda: daemon.requests()[0] >= 32, 20)
+            wait_for("all run", lambda: daemon.requests()[0] >= 32, 60)
             for _ in range(20):
                 for path in ("/livez", "/readyz"):
-                    began = time.monotonic()
-                    assert httpx.get(daemon.url + path, timeout=10).status_code == 200
-                    assert time.monotonic() - began < 1 * SLOW + 1, path
+                    # Who asks may have been held up himself, but not three times.
+                    assert min(seconds_of(daemon.url + path) for _ in range(3)) < 1 * SLOW + 1, path
         finally:
             over.set()
         for done in work:
-            done.result(60)
+            done.result(60 * SLOW)
+
+
+def seconds_of(url: str) -> float:
+    began = time.monotonic()
+    assert httpx.get(url, timeout=30 * SLOW).status_code == 200
+    return time.monotonic() - began
 
 
 def test_helpers_are_small(daemon: Daemon) -> None:
