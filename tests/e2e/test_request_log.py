@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import stat
@@ -32,7 +33,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def everything(daemon: Daemon) -> str:
     """All that llmd has written, but for the one file."""
     files = [path for path in daemon.directory.rglob("*") if path.is_file() and not path.name.startswith("requests.jsonl") and "private" not in path.parts[-2]]
-    return daemon.log_text() + "".join(path.read_text(errors="replace") for path in files)
+    return daemon.log_text() + "".join(written(path) for path in files)
+
+
+def written(path: Path) -> str:
+    """What stands in it; nothing if it was replaced by another a moment ago."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text(errors="replace")
+    return ""
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

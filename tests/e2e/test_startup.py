@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for
 from tests.models import permutation_llama, random_llama, read_checkpoint, write_checkpoint, write_safetensors
 from tests.starts import Start, fails
 
@@ -131,13 +131,13 @@ def test_every_other_status(tmp_path: Path) -> None:
     assert fails(directory("flag"), DUMMY, arguments=("--no-such-flag",)).status == 2
     assert fails(directory("failpoints"), DUMMY, env={"LLMD_FAILPOINTS": "a=raise"}).status == 2
     bad = fails(directory("yaml"), {"memory": {"max_runing_requests": 4}, "http": {"prot": 1}}, failpoints="")
-    assert bad.status == 78 and "llmd.yaml:1:" in bad.log and "max_running_requests" in bad.log and "'port'" in bad.log and bad.seconds < 1 * 2 * SLOW
+    assert bad.status == 78 and "llmd.yaml:1:" in bad.log and "max_running_requests" in bad.log and "'port'" in bad.log and bad.seconds < 5 * SLOW
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
         busy = fails(directory("port"), {**DUMMY, "http": {"port": port}}, failpoints="")
-    assert busy.status == 71 and f"127.0.0.1:{port}" in busy.last_line and busy.seconds < 2 * SLOW
+    assert busy.status == 71 and f"127.0.0.1:{port}" in busy.last_line and busy.seconds < 5 * SLOW
     spent = directory("spent")
     with Daemon(spent, config={**DUMMY, "supervision": {"restart": {"max": 0}}}, failpoints="").start() as daemon:
         os.kill(daemon.pid("scheduler"), signal.SIGKILL)
@@ -151,7 +151,7 @@ def test_every_other_status(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["scheduler", "detokenizer", "frontend"])
 def test_the_death_of_any_process_ends_the_start_at_once(tmp_path: Path, role: str) -> None:
-    with Start(tmp_path, DUMMY, failpoints=f"{role}.start=delay(30s)" if role != "frontend" else "frontend.http=delay(30s)") as start:
+    with Start(tmp_path, DUMMY, failpoints=f"{role}.start=hang" if role != "frontend" else "frontend.http=hang") as start:
         start.until(lambda: "failpoint " in start.log())
         victim = next(p for p in start.family() if f"llmd: {role}" in " ".join(p.cmdline()) or f"llmd.worker {role}" in " ".join(p.cmdline()))
         killed = time.monotonic()
@@ -179,7 +179,7 @@ def test_a_context_beyond_the_kv_pool_is_refused_with_two_settings_that_work(tmp
     path = random_llama(tmp_path / "m", context=8192)
     config = {**model(path, context_length=8192), "memory": {"max_total_tokens": 1000}}
     ended = fails(tmp_path, config)
-    assert ended.status == 78 and ended.seconds < 3 * SLOW
+    assert ended.status == 78 and ended.seconds < 5 * SLOW
     assert "8192" in ended.last_line and "992" in ended.last_line
     found = suggestions(ended.last_line)
     assert len(found) == 2
@@ -210,7 +210,7 @@ def test_long_temporary_directories_and_names_do_no_harm(tmp_path: Path) -> None
         assert daemon.complete().json()["model"] == "n" * 200
         assert daemon.stop() == 0
     ended = fails(tmp_path, {**DUMMY, "run_dir": str(tmp_path / ("r" * 150))}, failpoints="")
-    assert ended.status == 71 and ended.seconds < 1.5 * SLOW
+    assert ended.status == 71 and ended.seconds < 5 * SLOW
     assert "107" in ended.last_line and "r" * 150 in ended.last_line and "zmq" not in ended.log
 
 
@@ -288,7 +288,7 @@ class Notified:
                 continue
             self.words.append(word)
             if word == "READY=1" and self.ready_was_true is None and self.url:
-                self.ready_was_true = httpx.post(self.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=10).status_code
+                self.ready_was_true = httpx.post(self.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=30 * SLOW).status_code
 
     def close(self) -> None:
         self._ended = True
@@ -302,18 +302,20 @@ def test_systemd_hears_of_the_start_a_reload_and_the_stop(tmp_path: Path) -> Non
     try:
         first, second = permutation_llama(tmp_path / "a"), permutation_llama(tmp_path / "b")
         config = {**model(first), "reload": {"allowed_dirs": [str(tmp_path)]}}
-        with Daemon(tmp_path, config=config, failpoints="scheduler.weights=delay(2s)", env={"NOTIFY_SOCKET": address}).start(ready=False) as daemon:
+        load = Brake(tmp_path)
+        with Daemon(tmp_path, config=config, failpoints=load.holds("scheduler.weights"), env={"NOTIFY_SOCKET": address}).start(ready=False) as daemon:
             notified.url = daemon.url
+            for word in ("EXTEND_TIMEOUT_USEC=", "STATUS=loading: scheduler-0: weights"):
+                wait_for(f"systemd hears {word}", lambda word=word: any(heard.startswith(word) for heard in notified.words), 30)  # type: ignore[misc]
+            assert "READY=1" not in notified.words
+            load.release()
             daemon.wait_ready()
-            wait_for("systemd hears that it is ready", lambda: notified.ready_was_true, 5)
+            wait_for("systemd hears that it is ready", lambda: notified.ready_was_true, 30)
             assert notified.ready_was_true == 200
-            before = notified.words[: notified.words.index("READY=1")]
-            assert any(word.startswith("EXTEND_TIMEOUT_USEC=") for word in before)
-            assert any(word.startswith("STATUS=loading: scheduler-0: weights") for word in before)
             assert not any("NOTIFY_SOCKET" in child.environ() for child in daemon.children())
             count = len(notified.words)
             assert daemon.admin("POST", "/v1/reload", {"path": str(second)}, timeout=60).status_code == 200
-            wait_for("the reload is over", lambda: "READY=1" in notified.words[count:], 5)
+            wait_for("the reload is over", lambda: "READY=1" in notified.words[count:], 30)
             assert daemon.stop() == 0
         after = [word for word in notified.words[count:] if not word.startswith("STATUS=")]
         assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", after[0])
@@ -343,13 +345,13 @@ def test_every_line_of_every_process_is_one_json_object(tmp_path: Path) -> None:
 
         def ask(name: str | bytes) -> None:
             headers = {"X-Request-Id": name} if isinstance(name, str) else [(b"X-Request-Id", name)]
-            answers.append(httpx.post(daemon.url + "/v1/completions", json={"prompt": "a secret prompt", "max_tokens": 2}, headers=headers, timeout=30))
+            answers.append(httpx.post(daemon.url + "/v1/completions", json={"prompt": "a secret prompt", "max_tokens": 2}, headers=headers, timeout=60 * SLOW))
 
         threads = [threading.Thread(target=ask, args=(name,)) for name in ids]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60 * SLOW)
         assert [answer.status_code for answer in answers] == [200] * 50
         assert sorted(answer.headers["x-request-id"] for answer in answers) == sorted(ids)
         for odd in ("y" * 10_000, "naïve".encode(), b"a\tb"):

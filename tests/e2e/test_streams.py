@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import Daemon, wait_for
+from tests.daemon import SLOW, Daemon, wait_for
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 EOS = 257
@@ -225,7 +225,7 @@ async def _long(client: httpx.AsyncClient, number: int) -> None:
 
 
 def test_connections_are_kept_for_the_next_request_until_a_drain(daemon: Daemon) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=30 * SLOW)
 
     def ask() -> http.client.HTTPResponse:
         connection.request("POST", TEXT, json.dumps({"prompt": "hello", "max_tokens": 3}))
