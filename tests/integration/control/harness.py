@@ -195,7 +195,7 @@ class Stage:
         ports = PortArgs(str(run_dir))
         ports.private.mkdir(mode=0o700)
         args = ServerArgs(
-            model=ModelArgs(path="dummy"), http=HttpArgs(drain_timeout=2.0, workers=frontends), admin=AdminArgs(group=None), reload=ReloadArgs(timeout=2.0),
+            model=ModelArgs(path="dummy"), http=HttpArgs(drain_timeout=2.0, workers=frontends), admin=AdminArgs(group=None), reload=ReloadArgs(timeout=60.0 * SLOW),
             supervision=SupervisionArgs(**{"heartbeat": 0.1, "startup_timeout": 20.0, **supervision}),
         )  # fmt: skip
         self.boot = Boot(
@@ -210,7 +210,7 @@ class Stage:
         self.http = self._client()
 
     def _client(self) -> httpx.Client:
-        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.boot.ports.admin_socket)), base_url="http://admin", timeout=20.0)
+        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.boot.ports.admin_socket)), base_url="http://admin", timeout=60.0 * SLOW)
 
     def start_control(self, incarnation: int = 1) -> subprocess.Popen[bytes]:
         env = {**os.environ, "LLMD_INCARNATION": str(incarnation), "LLMD_SUPERVISOR_PID": str(os.getpid())}
