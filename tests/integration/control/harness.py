@@ -195,7 +195,8 @@ class Stage:
         ports = PortArgs(str(run_dir))
         ports.private.mkdir(mode=0o700)
         args = ServerArgs(
-            model=ModelArgs(path="dummy"), http=HttpArgs(drain_timeout=2.0, workers=frontends), admin=AdminArgs(group=None), reload=ReloadArgs(timeout=60.0 * SLOW),
+            model=ModelArgs(path="dummy"), http=HttpArgs(drain_timeout=2.0, workers=frontends), admin=AdminArgs(group=None),
+            reload=ReloadArgs(timeout=60.0 * SLOW),
             supervision=SupervisionArgs(**{"heartbeat": 0.1, "startup_timeout": 20.0, **supervision}),
         )  # fmt: skip
         self.boot = Boot(
