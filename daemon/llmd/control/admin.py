@@ -7,11 +7,13 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from llmd.control import admin_socket, admin_tcp, peer
 from llmd.control.core import Core
@@ -63,11 +65,6 @@ class AdminServer:
         assert self._sockets, "bind comes first"
         await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in zip(self._servers, self._sockets, strict=True)))
 
-    def tick(self) -> None:
-        """To be called with each beat of control, so that the servers need not wake by themselves."""
-        for server in self._servers:
-            server.turn.set()
-
     def close(self) -> None:
         """Stop listening. The socket file stays, so that a caller is refused rather than told that nothing is there."""
         for running in self._servers:
@@ -77,12 +74,28 @@ class AdminServer:
             listener.close()
 
 
+class _State(ServerState):
+    """Makes the Date header for each response: uvicorn would do it each second, though nobody asks."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__()
+        self._config = config
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"date", formatdate(usegmt=True).encode()), *self._config.encoded_headers]
+
+    @default_headers.setter
+    def default_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """What uvicorn sets is not needed."""
+
+
 class _Server(uvicorn.Server):
-    """Signals are control's own, and so is its end. Each `turn` renews the Date header."""
+    """Signals are control's own, and so is its end."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.turn = asyncio.Event()
+        self.server_state = _State(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,6 +103,4 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """uvicorn would look ten times a second whether it shall exit; nobody asks that of this one."""
-        while not await self.on_tick(0):
-            self.turn.clear()
-            await self.turn.wait()
+        await asyncio.get_running_loop().create_future()

@@ -169,8 +169,6 @@ class ControlApp:
         if told != self._told or now - self._rendered_at >= RENDER_AGAIN:
             self._told, self._rendered_at = told, now
             core.metrics_text = self._metrics.render()
-        if self._admin is not None:
-            self._admin.tick()
         self._watch()
 
     def _publish(self) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -141,11 +141,11 @@ class Core:
     def engine_up(self) -> bool:
         """Whether every rank of the current epoch is ready."""
         epoch = self.epoch
-        return sum(w.epoch == epoch for w in self.ready_workers("scheduler")) == self.expected("scheduler")
+        return len([w for w in self.table.role("scheduler") if w.ready and w.epoch == epoch]) == self.expected("scheduler")
 
     @property
     def detokenizer(self) -> Worker | None:
-        return next(iter(self.ready_workers("detokenizer")), None)
+        return next((w for w in self.table.role("detokenizer") if w.ready), None)
 
     @property
     def can_generate(self) -> bool:
@@ -317,11 +317,11 @@ class Core:
                 if frontend.incarnation > 1:
                     self._tell_frontend_gone([worker], frontend.rank, frontend.incarnation - 1)
 
-    def _tell_frontend_gone(self, schedulers: list[Worker], rank: int, incarnation: int) -> None:
+    def _tell_frontend_gone(self, schedulers: Sequence[Worker], rank: int, incarnation: int) -> None:
         params = {"frontend": rank, "incarnation": incarnation}
         self.spawn(self._command(schedulers, "frontend_gone", params), "frontend_gone")
 
-    async def _command(self, workers: list[Worker], verb: str, params: dict[str, Any]) -> None:
+    async def _command(self, workers: Sequence[Worker], verb: str, params: dict[str, Any]) -> None:
         await self.channel.command(workers, verb, params, within=5.0)
 
     def _changed_state(self, change: Change) -> None:

@@ -181,10 +181,13 @@ class Lifecycle:
     def _look_for_stall(self) -> None:
         core = self._core
         waiting = core.gauge("llmd_requests_waiting") or 0
+        if not waiting:
+            self._stalled_since, core.stalled = None, False
+            return
         running = core.gauge("llmd_requests_running") or 0
         free, cached, active = (core.gauge(f'llmd_kv_pages{{state="{state}"}}') for state in ("free", "cached", "active"))
         now = time.monotonic()
-        if waiting and not running and core.engine_up and (free is None or free + (cached or 0) > 0):
+        if not running and core.engine_up and (free is None or free + (cached or 0) > 0):
             self._stalled_since = self._stalled_since or now
         else:
             self._stalled_since = None

@@ -36,6 +36,7 @@ class Metrics:
         self._self = psutil.Process()
         self._took = 0.0
         self._taken: dict[str, tuple[int, Totals, float]] = {}
+        self._own: tuple[float, float] | None = None
 
     def take(self, worker: Worker) -> None:
         """A heartbeat's totals, where they are new."""
@@ -48,9 +49,13 @@ class Metrics:
     def take_own(self) -> None:
         """CPU time of control itself, and of the supervisor."""
         core = self._core
-        core.ledger.take("control-0", core.context.incarnation, Totals(), {_cpu("control", 0): _tenths(time.process_time())})
+        own = _tenths(time.process_time()), _tenths(core.snapshot.cpu_s) if core.snapshot is not None else 0.0
+        if own == self._own:
+            return
+        self._own = own
+        core.ledger.take("control-0", core.context.incarnation, Totals(), {_cpu("control", 0): own[0]})
         if core.snapshot is not None:
-            core.ledger.take("supervisor-0", 1, Totals(), {_cpu("supervisor", 0): _tenths(core.snapshot.cpu_s)})
+            core.ledger.take("supervisor-0", 1, Totals(), {_cpu("supervisor", 0): own[1]})
 
     def render(self) -> str:
         """The exposition, complete."""

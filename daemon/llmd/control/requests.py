@@ -6,6 +6,7 @@ A frontend knows for whom a request is and what has been delivered, a rank where
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from llmd.control import status
@@ -104,7 +105,7 @@ def _prefix(worker: Worker, prefix: Prefix) -> dict[str, Any]:
     return {"rank": worker.rank, **{name: getattr(prefix, name) for name in fields}}
 
 
-def _age(workers: list[Worker], now: float) -> float | None:
+def _age(workers: Sequence[Worker], now: float) -> float | None:
     """Age of the oldest of these tables; None while there is none."""
     beats = [worker.beat_at for worker in workers if worker.beat_at]
     return round(now - min(beats), 3) if beats else None

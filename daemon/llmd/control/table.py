@@ -44,10 +44,10 @@ class Worker:
     """Last heartbeat, 0 for none yet."""
     since: float = 0.0
     """When it said its first Hello to this control."""
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return f"{self.role}-{self.rank}"
+    def __post_init__(self) -> None:
+        self.name = f"{self.role}-{self.rank}"
 
     @property
     def doing(self) -> str:
@@ -70,9 +70,12 @@ class WorkerTable:
         self._on_gone = on_gone
         self._by_name: dict[str, Worker] = {}
         self._by_identity: dict[bytes, Worker] = {}
+        self._all: tuple[Worker, ...] = ()
+        self._by_role: dict[str, tuple[Worker, ...]] = {}
+        """Made anew with each change, since all of control reads them at each turn."""
 
     def __iter__(self) -> Iterator[Worker]:
-        return iter(list(self._by_name.values()))
+        return iter(self._all)
 
     def get(self, name: str) -> Worker | None:
         return self._by_name.get(name)
@@ -80,9 +83,14 @@ class WorkerTable:
     def by_identity(self, identity: bytes) -> Worker | None:
         return self._by_identity.get(identity)
 
-    def role(self, role: str) -> list[Worker]:
+    def role(self, role: str) -> tuple[Worker, ...]:
         """Workers of one role, by rank."""
-        return sorted((w for w in self._by_name.values() if w.role == role), key=lambda w: w.rank)
+        return self._by_role.get(role, ())
+
+    def _changed(self) -> None:
+        self._all = tuple(self._by_name.values())
+        ranked = sorted(self._all, key=lambda w: w.rank)
+        self._by_role = {role: tuple(w for w in ranked if w.role == role) for role in {w.role for w in ranked}}
 
     def hello(self, identity: bytes, message: Hello, now: float) -> Worker | None:
         """A worker introduces itself, for the first time or again. None: a late word of a process that has been replaced."""
@@ -99,6 +107,7 @@ class WorkerTable:
             self.drop(known)
         worker = Worker(message.role, message.rank, message.pid, message.incarnation, message.epoch, identity, heard_at=now, progress_at=now, since=now)
         self._by_name[name] = self._by_identity[identity] = worker
+        self._changed()
         return worker
 
     def progress(self, worker: Worker, message: Progress, now: float) -> None:
@@ -123,6 +132,7 @@ class WorkerTable:
             del self._by_name[worker.name]
         if self._by_identity.get(worker.identity) is worker:
             del self._by_identity[worker.identity]
+        self._changed()
         self._on_gone(worker)
 
     def reconcile(self, snapshot: Snapshot, asked: float = 0.0) -> None:

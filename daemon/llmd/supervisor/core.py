@@ -1,6 +1,6 @@
 """The supervisor's mind: modes, restarts, stops, the watch over control. It acts through `Hands` and owns no process itself.
 
-Called from supervisord's one thread: `tick` at least once a second and after each event; `report` from the socket for
+Called from supervisord's one thread: `tick` at least every POLL_S and after each event; `report` from the socket for
 reports; the other requests from the XML-RPC namespace `llmd`. Nothing in here blocks.
 """
 

@@ -116,7 +116,7 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
             self.core.on_interrupt(self._interrupts)
 
     def tick(self, now: float | None = None) -> None:
-        """supervisord's hook of each round, at least once a second."""
+        """supervisord's hook of each round, at least every POLL_S."""
         super().tick(now)
         if self.core.tick():
             self._wakeup.kick()

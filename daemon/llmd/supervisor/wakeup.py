@@ -1,6 +1,6 @@
 """What ends supervisord's poll in time: a socketpair that signals write to, and deadlines.
 
-supervisord polls for up to a second, and since PEP 475 a signal does not end a poll.
+supervisord polls for up to a second (here a little longer), and since PEP 475 a signal does not end a poll.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class Wakeup:
         """Nothing of it can fail."""
 
 
+#: Seconds that supervisord polls for at most; for its own one it would wake just before each of control's reports, for nothing.
+POLL_S = 1.25
+
+
 class DeadlinePoller(PollPoller):  # type: ignore[misc]
     """Polls no longer than until the next thing to do."""
 
@@ -64,4 +68,4 @@ class DeadlinePoller(PollPoller):  # type: ignore[misc]
         self._seconds_left = seconds_left
 
     def poll(self, timeout: float) -> Any:
-        return super().poll(max(0.0, min(timeout, self._seconds_left())))
+        return super().poll(max(0.0, min(POLL_S, self._seconds_left())))

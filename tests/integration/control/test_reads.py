@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
 
 from llmd.wire.tables import OwnedRequest, Prefix, ScheduledRequest, Tables
+from tests.daemon import SLOW
 from tests.integration.control.harness import FakeWorker, Stage, stage, wait_for
 
 Trio = tuple[Stage, FakeWorker, FakeWorker]
@@ -91,3 +94,11 @@ def test_history_has_samples_from_the_first_heartbeat_on(daemon: Trio) -> None:
     made.supervisor.died("scheduler-0")
     made.wait_state("recovering")
     wait_for(lambda: made.http.get("/v1/history").json()["samples"][-1]["kv_used"] is None, "a sample without an engine", 30)
+
+
+def test_answers_bear_the_time_at_which_they_are_made(daemon: Trio) -> None:
+    made = daemon[0]
+    first = parsedate_to_datetime(made.http.get("/v1/status").headers["date"])
+    assert abs(time.time() - first.timestamp()) < 5 * SLOW
+    time.sleep(1.1)
+    assert parsedate_to_datetime(made.http.get("/v1/status").headers["date"]) > first

@@ -82,3 +82,15 @@ def test_a_worker_that_a_later_snapshot_does_not_know_goes() -> None:
     it.reconcile(snapshot(pid=11, incarnation=2), asked=1.5)
     assert gone == [forged]
     assert it.hello(b"b", hello(2, 11), 2.0) is not None
+
+
+def test_workers_of_a_role_come_by_rank_and_go_with_their_process() -> None:
+    it, _ = table()
+    late, early = (it.hello(f"f{rank}".encode(), Hello(role="frontend", rank=rank, pid=20 + rank, incarnation=1, epoch=1), 1.0) for rank in (1, 0))
+    scheduler = it.hello(b"a", hello(), 1.0)
+    assert it.role("frontend") == (early, late) and it.role("scheduler") == (scheduler,) and it.role("detokenizer") == ()
+    assert early is not None and early.name == "frontend-0"
+    it.drop(early)
+    assert it.role("frontend") == (late,) and list(it) == [late, scheduler]
+    again = it.hello(b"f2", Hello(role="frontend", rank=0, pid=30, incarnation=2, epoch=1), 2.0)
+    assert it.role("frontend") == (again, late)

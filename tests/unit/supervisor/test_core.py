@@ -15,11 +15,12 @@ from llmd.errors import exhausted
 from llmd.plan.context import STACKS_SIGNAL
 from llmd.plan.ports import PortArgs
 from llmd.plan.spec import make_plan
-from llmd.supervisor.core import Core
+from llmd.supervisor.core import MAX_GAP_S, Core
 from llmd.supervisor.facts import Report, Settings
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
 from llmd.supervisor.rpc import LlmdNamespace
+from llmd.supervisor.wakeup import POLL_S
 
 SPECS = make_plan(ServerArgs(), PortArgs("/run/llmd"), threads=1)
 
@@ -141,6 +142,10 @@ def test_a_supervisor_that_was_stopped_itself_does_not_blame_control(world: Worl
     world.tick(3600.0)
     assert world.pids["control-0"] == pid
     assert not world.sent
+
+
+def test_the_longest_poll_counts_whole_as_silence_of_control() -> None:
+    assert POLL_S < MAX_GAP_S, "or a silent control would be found later than its limit says"
 
 
 def test_a_control_that_starts_has_time(world: World) -> None:
