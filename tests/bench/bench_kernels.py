@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llmd.kernels.packing import FORMATS, QUANTIZED, packed_size
+from llmd.kernels.packing import FORMATS, QUANTIZED, packed_size, rows_read
 from llmd.kernels.shared_library import isa_name, library, why_absent
 
 LAYERS, HIDDEN, INTERMEDIATE, VOCABULARY, HEAD_PARTS = 30, 576, 1536, 49152, 16
@@ -62,10 +62,10 @@ class Bench:
         self.head = self.arena.matrix(lib, self.head_format, *head)
 
     def step_seconds(self, m: int) -> float:
-        lib, pool, quantized = self.lib, self.pool, self.format in QUANTIZED
+        lib, pool, kind = self.lib, self.pool, rows_read(self.format, HIDDEN)
         x = np.random.default_rng(1).standard_normal((m, INTERMEDIATE)).astype(np.float32)
         y = np.zeros((m, VOCABULARY // HEAD_PARTS), dtype=np.float32)
-        q = np.zeros(int(lib.llmd_quant_rows_size(m, INTERMEDIATE)) + 64, dtype=np.uint8)
+        q = np.zeros(int(lib.llmd_quant_rows_size(m, INTERMEDIATE, max(1, kind))) + 64, dtype=np.uint8)
         xp, yp, qp = x.ctypes.data, y.ctypes.data, q.ctypes.data + -q.ctypes.data % 64
         best: dict[str, float] = {}
 
@@ -73,21 +73,21 @@ class Bench:
             best[name] = min(best.get(name, 1.0), timed(call))
 
         def linear(name: str, data: int, format: str, n: int, k: int, rows: int = m) -> None:
-            note(name, lambda: lib.llmd_linear(pool, data, FORMATS[format], n, k, qp if quantized else xp, INTERMEDIATE, rows, yp, y.shape[1], 0))
+            note(name, lambda: lib.llmd_linear(pool, data, FORMATS[format], n, k, qp if kind else xp, INTERMEDIATE, rows, yp, y.shape[1], 0))
 
         part, stride = VOCABULARY // HEAD_PARTS, packed_size(self.head_format, VOCABULARY, HIDDEN) // HEAD_PARTS
         for i in range(60 if m <= 16 else 15):
             for layer in self.layers[:: 1 if m <= 16 else 2]:
                 for name, (n, k) in SHAPES.items():
-                    if quantized:
-                        note(f"quantize {k}", lambda k=k: lib.llmd_quantize_rows(pool, xp, INTERMEDIATE, m, k, qp))
+                    if kind:
+                        note(f"quantize {k}", lambda k=k: lib.llmd_quantize_rows(pool, xp, INTERMEDIATE, m, k, kind, qp))
                     linear(name, layer[name], self.format, n, k)
-            if quantized:
-                lib.llmd_quantize_rows(pool, xp, INTERMEDIATE, m, HIDDEN, qp)
+            if kind:
+                lib.llmd_quantize_rows(pool, xp, INTERMEDIATE, m, HIDDEN, kind, qp)
             linear("call", self.head, self.head_format, part, HIDDEN, rows=0)
             linear("head", self.head + stride * (i % HEAD_PARTS), self.head_format, part, HIDDEN)
         net = {name: seconds - best["call"] for name, seconds in best.items()}
-        quantizing = 3 * net["quantize 576"] + net["quantize 1536"] if quantized else 0.0
+        quantizing = 3 * net["quantize 576"] + net["quantize 1536"] if kind else 0.0
         return LAYERS * (sum(net[name] for name in SHAPES) + quantizing) + HEAD_PARTS * net["head"]
 
 

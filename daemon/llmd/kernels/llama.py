@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmd.kernels.packing import reads_quantized
+from llmd.kernels.packing import rows_read
 from llmd.kernels.program import Floats, Program
 from llmd.store.model_config import ModelConfig
 
@@ -39,7 +39,7 @@ class _Llama:
     def __init__(self, program: Program, config: ModelConfig, matrices: Mapping[str, Packed], vectors: Mapping[str, Floats]) -> None:
         self._p, self._config, self._matrices, self._vectors = program, config, matrices, vectors
         self._handles: dict[int, int] = {}
-        self._shared: dict[tuple[str, bool], int] = {}
+        self._shared: dict[tuple[str, int], int] = {}
 
     def layer(self, index: int, x: int) -> None:
         """One decoder layer; x is changed."""
@@ -50,7 +50,7 @@ class _Llama:
             p.head_norm(self._vectors[at + "q_norm"], self._vectors[at + "k_norm"], config.rms_eps, qkv)
         p.rope_store(index, qkv)
         attended = p.attention(qkv, index, self.buffer("attended", config.q_size), window=config.window(index))
-        if self.reads_quantized(at + "o"):
+        if self.rows_read(at + "o"):
             attended = p.quantize(attended, self.input("attended", at + "o"))
         self.linear(attended, at + "o", x, add=True)
         h = p.rms_norm(x, self._vectors[at + "mlp_norm"], config.rms_eps, self.input("h", at + "gate_up"))
@@ -86,16 +86,16 @@ class _Llama:
             self._handles[key] = self._p.matrix(packed.data, packed.format, packed.n, packed.k)
         return self._handles[key]
 
-    def buffer(self, name: str, width: int, *, quantized: bool = False) -> int:
+    def buffer(self, name: str, width: int, *, kind: int = 0) -> int:
         """The buffer of that name, shared by all layers."""
-        key = (name, quantized)
+        key = (name, kind)
         if key not in self._shared:
-            self._shared[key] = self._p.buffer(width, quantized=quantized)
+            self._shared[key] = self._p.buffer(width, kind=kind)
         return self._shared[key]
 
     def input(self, name: str, matrix: str) -> int:
         """The buffer of that name, of the kind that linear `matrix` reads."""
-        return self.buffer(name, self._matrices[matrix].k, quantized=self.reads_quantized(matrix))
+        return self.buffer(name, self._matrices[matrix].k, kind=self.rows_read(matrix))
 
-    def reads_quantized(self, matrix: str) -> bool:
-        return reads_quantized(self._matrices[matrix].format, self._matrices[matrix].k)
+    def rows_read(self, matrix: str) -> int:
+        return rows_read(self._matrices[matrix].format, self._matrices[matrix].k)

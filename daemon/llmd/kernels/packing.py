@@ -47,9 +47,9 @@ def unpack_rows(packed: Bytes, format: str, n: int, k: int, ids: npt.NDArray[np.
     return out
 
 
-def reads_quantized(format: str, k: int) -> bool:
-    """Whether a linear with such a matrix reads activations rounded for it, rather than float32."""
-    return bool(_library().llmd_reads_quantized(FORMATS[format], k))
+def rows_read(format: str, k: int) -> int:
+    """What a linear with such a matrix reads its activations as: 0 float32, else a kind of src/linear.h's Rows that is made for it."""
+    return int(_library().llmd_rows_read(FORMATS[format], k))
 
 
 def source_bytes(kind: str, k: int) -> int:

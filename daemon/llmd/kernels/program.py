@@ -1,6 +1,6 @@
 """`Program`: a model's step, recorded once as a list of operations over buffers of fixed size, and run by one call without the interpreter lock.
 
-Recording reads like the module it stands for (see llama.py). A buffer holds a row of numbers for each token of a step, float32 or quantized for the
+Recording reads like the module it stands for (see llama.py). A buffer holds a row of numbers for each token of a step, float32 or made for the
 linear that reads it; `max_rows` tokens are computed at once, and a longer step goes through in slices inside the library, which changes no bit of it.
 The body's operations see all new tokens; those after `select` see the rows whose logits are wanted. A program keeps what it points to alive, is used by
 one thread at a time, and raises `KernelError` for what does not fit. ctypes and numpy only.
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from llmd.kernels.packing import FORMATS, reads_quantized
+from llmd.kernels.packing import FORMATS, rows_read
 from llmd.kernels.shared_library import Signatures, declare, library, why_absent
 
 Floats = npt.NDArray[np.float32]
@@ -153,7 +153,6 @@ class Program:
         """The bytes of all KV (src/kv.h says where what lies)."""
         self._handle: int | None = None
         self._kept: list[Any] = []
-        self._quantized: dict[int, bool] = {}
         self._widths: dict[int, int] = {}
         self._formats: dict[int, str] = {}
         self._outputs: dict[int, int] = {}
@@ -184,15 +183,15 @@ class Program:
         self._formats[handle], self._outputs[handle] = format, n
         return handle
 
-    def buffer(self, width: int, *, quantized: bool = False) -> int:
-        """A new buffer; after `select`, of rows of logits."""
-        handle = self._check(self._library.llmd_program_buffer(self._handle, width, quantized, self._tail))
-        self._quantized[handle], self._widths[handle] = quantized, width
+    def buffer(self, width: int, *, kind: int = 0) -> int:
+        """A new buffer, of float32 or what packing.rows_read says; after `select`, of rows of logits."""
+        handle = self._check(self._library.llmd_program_buffer(self._handle, width, kind, self._tail))
+        self._widths[handle] = width
         return handle
 
     def input_of(self, matrix: int, width: int) -> int:
         """A new buffer of the kind that a linear with `matrix` reads."""
-        return self.buffer(width, quantized=reads_quantized(self._formats[matrix], width))
+        return self.buffer(width, kind=rows_read(self._formats[matrix], width))
 
     # -- operations --
 
@@ -201,7 +200,7 @@ class Program:
         return self._record("embed", matrix, out, out=out)
 
     def rms_norm(self, x: int, weight: Floats, eps: float, out: int) -> int:
-        """out = x / rms(x) * weight, quantized where `out` is."""
+        """out = x / rms(x) * weight, as `out` is."""
         return self._record("rms_norm", x, self._vector(weight, self._widths[x]), eps, out, out=out)
 
     def linear(self, x: int, matrix: int, out: int, *, add: bool = False) -> int:
@@ -226,15 +225,15 @@ class Program:
         return self._record("attention", qkv, layer, window, out, out=out)
 
     def quantize(self, x: int, out: int) -> int:
-        """x in the form that quantized linears read."""
+        """x in the form that the linear reads for which `out` is."""
         return self._record("quantize", x, out, out=out)
 
     def swiglu(self, gate_up: int, out: int) -> int:
-        """out = silu(gate) * up, quantized where `out` is."""
+        """out = silu(gate) * up, as `out` is."""
         return self._record("swiglu", gate_up, out, out=out)
 
     def gated(self, x: int, matrix: int, middle: int, out: int) -> int:
-        """out = silu(gate) * up of x W^T, quantized where `out` is. `middle`: a buffer as wide as W has outputs, for kernels that need it."""
+        """out = silu(gate) * up of x W^T, as `out` is. `middle`: a buffer as wide as W has outputs, for kernels that need it."""
         return self._record("gated", x, matrix, middle, out, out=out)
 
     def pool_embeddings(self, x: int, weight: Floats, eps: float) -> None:

@@ -18,7 +18,7 @@ from llmd.errors import ConfigError
 
 PATH = Path(__file__).with_name("libllmd_kernels.so")
 #: As in src/abi.h: raised when a signature changes.
-ABI_VERSION = 2
+ABI_VERSION = 3
 #: In the order of src/isa.h.
 ISAS = ("scalar", "avx2", "avx512", "amx")
 
@@ -37,9 +37,9 @@ SIGNATURES: Signatures = {
     "llmd_packed_size": (_int64, [_int, _int, _int]),
     "llmd_pack": (_int, [_pointer, _int, _int, _int, _int, _int, _pointer, _int]),
     "llmd_unpack_rows": (_int, [_pointer, _int, _int, _int, _pointer, _int, _pointer, _int64]),
-    "llmd_quant_rows_size": (_int64, [_int, _int]),
-    "llmd_reads_quantized": (_int, [_int, _int]),
-    "llmd_quantize_rows": (_int, [_pointer, _pointer, _int64, _int, _int, _pointer]),
+    "llmd_quant_rows_size": (_int64, [_int, _int, _int]),
+    "llmd_rows_read": (_int, [_int, _int]),
+    "llmd_quantize_rows": (_int, [_pointer, _pointer, _int64, _int, _int, _int, _pointer]),
     "llmd_linear": (_int, [_pointer, _pointer, _int, _int, _int, _pointer, _int64, _int, _pointer, _int64, _int]),
 }
 

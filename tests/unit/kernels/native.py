@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmd.kernels.packing import FORMATS, reads_quantized
+from llmd.kernels.packing import FORMATS, rows_read
 from llmd.kernels.shared_library import ISAS, library
 
 Floats = npt.NDArray[np.float32]
@@ -71,10 +71,10 @@ def unpacked(memory: Bytes, format: str, n: int, k: int, ids: list[int] | None =
     return out
 
 
-def quantized_rows(x: Floats, handle: int) -> Bytes:
+def quantized_rows(x: Floats, handle: int, rows: int = 1) -> Bytes:
     m, k = x.shape
-    memory = aligned(lib().llmd_quant_rows_size(m, k))
-    assert lib().llmd_quantize_rows(handle, x.ctypes.data, x.strides[0] // 4, m, k, memory.ctypes.data) == 0
+    memory = aligned(lib().llmd_quant_rows_size(m, k, rows))
+    assert lib().llmd_quantize_rows(handle, x.ctypes.data, x.strides[0] // 4, m, k, rows, memory.ctypes.data) == 0
     return memory
 
 
@@ -91,12 +91,11 @@ def read_quantized(memory: Bytes, m: int, k: int) -> tuple[npt.NDArray[np.int8],
     return rows(memory[: count * 32].view(np.int8), 32), rows(d.view(np.float32)), rows(ds.view(np.float32)), rows(s.view(np.int32))
 
 
-def read_rounded(memory: Bytes, m: int, k: int) -> Floats:
-    """Activations [m, k] out of a QuantRows of bf16."""
+def read_rounded(memory: Bytes, m: int, k: int, rows: int = 1) -> Floats:
+    """The parts [rows, m, k] of activations out of a QuantRows of bf16."""
     blocks, groups = -(-m // 16), k // 32
-    count = blocks * groups * 16
     order = np.arange(k).reshape(-1, 2, 2).swapaxes(1, 2).reshape(-1)  # the two in the middle of each four have changed places
-    numbers = memory[: count * 64].view(np.uint16).reshape(blocks, groups, 16, 32).swapaxes(1, 2).reshape(blocks * 16, k)[:m, order]
+    numbers = memory.view(np.uint16).reshape(blocks, groups, rows, 16, 32).transpose(2, 0, 3, 1, 4).reshape(rows, blocks * 16, k)[:, :m, order]
     return (numbers.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -114,7 +113,8 @@ def linear(weights: Bytes, format: str, n: int, x: Floats, handle: int, residual
     y[:] = np.nan
     if residual is not None:
         y[:, :n] = residual
-    rows = quantized_rows(x, handle) if reads_quantized(format, k) else x
+    kind = rows_read(format, k)
+    rows = quantized_rows(x, handle, kind) if kind else x
     status = lib().llmd_linear(
         handle, weights.ctypes.data, FORMATS[format], n, k, rows.ctypes.data, x.strides[0] // 4, m, y.ctypes.data, n + spare, int(residual is not None)
     )

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from llmd.kernels.packing import FORMATS, reads_quantized
+from llmd.kernels.packing import FORMATS, rows_read
 from llmd.kernels.shared_library import library
 from tests.unit.kernels import native
 
@@ -36,7 +36,7 @@ def quantized_reference(isa: str, format: str, w: native.Floats, x: native.Float
     if isa == "amx":
         rounded = w if format == "BF16" else native.written_weights(w)
         assert np.abs(rounded - w).max() <= np.abs(w).max() / 256
-        return native.read_rounded(memory, *x.shape).astype(np.float64) @ rounded.T.astype(np.float64)
+        return native.read_rounded(memory, *x.shape)[0].astype(np.float64) @ rounded.T.astype(np.float64)
     q, d, _, _ = native.read_quantized(memory, *x.shape)
     rounded = (q.astype(np.float64) * d.astype(np.float64)[:, :, None]).reshape(x.shape)
     return rounded @ w.T.astype(np.float64)
@@ -48,7 +48,7 @@ def test_equals_the_exact_product(isa: str, format: str, n: int, k: int) -> None
     memory, w = weights(format, n, k)
     x, residual = activations(19, k), activations(19, n, seed=2)
     with native.using(isa), native.pool(2) as handle:
-        exact = quantized_reference(isa, format, w, x, handle) if reads_quantized(format, k) else x.astype(np.float64) @ w.T.astype(np.float64)
+        exact = quantized_reference(isa, format, w, x, handle) if rows_read(format, k) == 1 else x.astype(np.float64) @ w.T.astype(np.float64)
         tolerance = 1e-6 * np.abs(x).max() * np.abs(w).max() * k
         assert np.abs(native.linear(memory, format, n, x, handle) - exact).max() < tolerance
         assert np.abs(native.linear(memory, format, n, x, handle, residual) - (exact + residual)).max() < tolerance
@@ -90,8 +90,8 @@ def test_every_instruction_set_gives_the_same_bits(format: str) -> None:
         results = []
         for isa in native.isas():
             with native.using(isa):
-                if isa == "amx" and reads_quantized(format, k):
-                    continue  # its activations are bf16
+                if isa == "amx":
+                    continue  # it works on bf16
                 results.append(native.linear(memory, format, n, x, handle))
     assert all(native.same_bits(result, results[0]) for result in results)
 
@@ -130,9 +130,33 @@ def test_activations_for_amx_are_rounded_to_the_nearest_bf16() -> None:
     x = activations(m, k) * np.logspace(-20, 20, m, dtype=np.float32)[:, None]
     x[3] = 0.0
     with native.using("amx"), native.pool(2) as handle:
-        rounded = native.read_rounded(native.quantized_rows(x, handle), m, k)
+        [rounded] = native.read_rounded(native.quantized_rows(x, handle), m, k)
     bits = x.view(np.uint32)
     assert (rounded.view(np.uint32) == ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)).all()
+
+
+@pytest.mark.skipif("amx" not in native.isas(), reason="this CPU has no AMX")
+def test_activations_for_amx_are_split_into_all_of_a_float32() -> None:
+    m, k = 35, 96
+    x = activations(m, k) * np.logspace(-20, 20, m, dtype=np.float32)[:, None]
+    with native.using("amx"), native.pool(2) as handle:
+        parts = native.read_rounded(native.quantized_rows(x, handle, rows=3), m, k, rows=3)
+    assert (parts.astype(np.float64).sum(axis=0) == x).all()
+    assert (np.abs(parts[1]) <= np.abs(x) / 128).all()
+
+
+@pytest.mark.skipif("amx" not in native.isas(), reason="this CPU has no AMX")
+@pytest.mark.parametrize("format", ["F32", "F16"])
+def test_split_numbers_lose_no_more_than_float32_does(format: str) -> None:
+    n, k = 64, 1536
+    memory, w = weights(format, n, k)
+    x = activations(40, k)
+    exact = x.astype(np.float64) @ w.T.astype(np.float64)
+    errors = {}
+    for isa in ("avx512", "amx"):
+        with native.using(isa), native.pool(1) as handle:
+            errors[isa] = float(np.sqrt(np.mean((native.linear(memory, format, n, x, handle) - exact) ** 2)))
+    assert errors["amx"] < 1.5 * errors["avx512"]
 
 
 @pytest.mark.parametrize("isa", native.isas())
@@ -163,5 +187,8 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         assert lib.llmd_linear(handle, data, FORMATS["Q4_1"], 16, 33, data, 33, 1, data, 16, 0) == -1
         assert lib.llmd_linear(handle, data, 99, 16, 32, data, 32, 1, data, 16, 0) == -1
         assert lib.llmd_linear(handle, data, FORMATS["F32"], 16, 32, data, 32, -1, data, 16, 0) == -1
-        assert lib.llmd_quantize_rows(handle, data, 33, 1, 33, data) == -1
-        assert lib.llmd_quant_rows_size(1, 33) == -1
+        assert lib.llmd_quantize_rows(handle, data, 33, 1, 33, 1, data) == -1
+        assert lib.llmd_quantize_rows(handle, data, 32, 1, 32, 2, data) == -1
+        assert lib.llmd_quant_rows_size(1, 33, 1) == -1
+        with native.using("scalar"):
+            assert lib.llmd_quant_rows_size(1, 32, 3) == -1

@@ -22,7 +22,7 @@ bool suits(const Matrix& w, int m) { return w.format >= 0 && w.format < FORMATS 
 LinearTiles::LinearTiles(const Linear& op, int threads) : LinearTiles(op, threads, (op.w.n - 1) / linear_kernels().part_width(op.w.format) + 1) {}
 
 LinearTiles::LinearTiles(const Linear& op, int threads, int parts) : op_(op), kernels_(linear_kernels()), parts_(parts) {
-    const int rows = reads_quantized(op.w.format, op.w.k) ? kernels_.tile_rows : ROWS_PER_TILE_FP;
+    const int rows = rows_read(op.w.format, op.w.k) ? kernels_.tile_rows : ROWS_PER_TILE_FP;
     row_tiles_ = (op.m + rows - 1) / rows;
     const int64_t part_bytes = std::max<int64_t>(1, packed_size(op.w.format, op.w.n, op.w.k) / parts);
     const int64_t work = std::max<int64_t>(1, BYTES_PER_TILE / part_bytes / std::max(1, op.m));
@@ -70,6 +70,10 @@ void quantize_rows(Pool& pool, const float* x, int64_t ldx, int m, const QuantRo
 using llmd::Matrix;
 using llmd::Pool;
 
+static bool suits_rows(int m, int k, int rows) {
+    return m >= 0 && k > 0 && k % llmd::GROUP == 0 && (rows == llmd::ROWS_ROUNDED || (rows == llmd::ROWS_SPLIT && llmd::current_isa() == llmd::ISA_AMX));
+}
+
 LLMD_API int64_t llmd_packed_size(int format, int n, int k) { return llmd::packed_size(format, n, k); }
 
 LLMD_API int llmd_pack(void* dst, int format, int n, int k, int row0, int rows, const void* source, int source_type) {
@@ -81,13 +85,13 @@ LLMD_API int llmd_unpack_rows(const void* packed, int format, int n, int k, cons
     return llmd::suits(w, count) ? llmd::unpack_rows(w, ids, count, y, ldy) : -1;
 }
 
-LLMD_API int64_t llmd_quant_rows_size(int m, int k) { return m < 0 || k <= 0 || k % llmd::GROUP ? -1 : int64_t(llmd::quant_rows_size(m, k)); }
+LLMD_API int64_t llmd_quant_rows_size(int m, int k, int rows) { return suits_rows(m, k, rows) ? llmd::quant_rows_size(m, k, llmd::Rows(rows)) : -1; }
 
-LLMD_API int llmd_reads_quantized(int format, int k) { return llmd::reads_quantized(format, k); }
+LLMD_API int llmd_rows_read(int format, int k) { return llmd::rows_read(format, k); }
 
-LLMD_API int llmd_quantize_rows(void* pool, const float* x, int64_t ldx, int m, int k, void* out) {
-    if (m < 0 || k <= 0 || k % llmd::GROUP) return -1;
-    llmd::quantize_rows(*static_cast<Pool*>(pool), x, ldx, m, llmd::quant_rows(out, m, k));
+LLMD_API int llmd_quantize_rows(void* pool, const float* x, int64_t ldx, int m, int k, int rows, void* out) {
+    if (!suits_rows(m, k, rows)) return -1;
+    llmd::quantize_rows(*static_cast<Pool*>(pool), x, ldx, m, llmd::quant_rows(out, m, k, llmd::Rows(rows)));
     return 0;
 }
 
@@ -95,8 +99,8 @@ LLMD_API int llmd_linear(void* pool, const void* packed, int format, int n, int 
     const Matrix w{packed, format, n, k};
     if (!llmd::suits(w, m)) return -1;
     llmd::Linear op{w, nullptr, {}, y, ldx, ldy, m, flags};
-    if (llmd::reads_quantized(format, k)) {
-        op.xq = llmd::quant_rows(const_cast<void*>(x), m, k);
+    if (const llmd::Rows rows = llmd::rows_read(format, k)) {
+        op.xq = llmd::quant_rows(const_cast<void*>(x), m, k, rows);
     } else {
         op.x = static_cast<const float*>(x);
     }

@@ -4,11 +4,10 @@
 // The same bytes serve every ISA. Outputs are packed in panels of PANEL (PANEL_FP for the unquantized formats); two matrices with the same k whose
 // first has a multiple of that many rows may be packed one after the other and used as one matrix (q, k, v; gate, up): see `row0` of pack.
 //
-// Every output element is reduced over k in one fixed order, whatever m, the tile, the thread. scalar, AVX2 and AVX-512 give the same bits; AMX gives its
-// own for the quantized formats and for bf16, and the same for the others.
+// Every output element is reduced over k in one fixed order, whatever m, the tile, the thread. scalar, AVX2 and AVX-512 give the same bits, AMX its own.
 //
-// Quantized formats (with AMX, bf16 too) work on activations of their own kind (QuantRows), int8 in groups of 32 or, with AMX, bf16. Making them is an operation of its own:
-// once for q, k and v, and free to be fused with what produces x.
+// Quantized formats (with AMX, all formats) work on activations of their own kind (QuantRows). Making them is an operation of its own: once for q, k and v,
+// and free to be fused with what produces x.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +27,15 @@ enum Format : int { FORMAT_F32 = 0, FORMAT_F16 = 1, FORMAT_BF16 = 2, FORMAT_Q4_0
 
 constexpr bool is_quantized(int format) { return format >= FORMAT_Q4_0; }
 
-// Whether a linear with such a matrix reads QuantRows rather than floats.
-static inline bool reads_quantized(int format, int k) { return is_quantized(format) || (format == FORMAT_BF16 && k % GROUP == 0 && current_isa() == ISA_AMX); }
+// What a linear reads its activations as: float32, or QuantRows of numbers that are rounded (int8 in groups of 32; with AMX, bf16) or split into SPLIT bf16,
+// which are all of a float32. Part of the ABI; of QuantRows it is how many numbers stand for one.
+enum Rows : int { ROWS_FLOAT = 0, ROWS_ROUNDED = 1, ROWS_SPLIT = 3 };
+
+static inline Rows rows_read(int format, int k) {
+    if (is_quantized(format)) return ROWS_ROUNDED;
+    if (current_isa() != ISA_AMX || k % GROUP) return ROWS_FLOAT;
+    return format == FORMAT_BF16 ? ROWS_ROUNDED : ROWS_SPLIT;
+}
 
 struct Matrix {
     const void* data;  // packed, aligned to 64
@@ -41,9 +47,10 @@ struct Matrix {
 // Activations [m, k] quantized per row and group: x ~ q * d. s = sum of the group's q; ds = d * s. A group that holds a NaN or an infinity has a d that
 // is not finite. Rows are kept in blocks of ROW_BLOCK, so that a tile of rows lies together:
 //   q int8 [blocks, groups, ROW_BLOCK, GROUP] | d float [blocks, groups, ROW_BLOCK] | ds likewise | s int32 likewise
-// in one piece of memory of quant_rows_size(m, k) bytes, aligned to 64. With AMX there are instead
-//   bf16 [blocks, groups, ROW_BLOCK, GROUP], of each four numbers of a group the two in the middle exchanged,
-// rounded to nearest even. Fill it with LinearKernels::quantize, or (but for AMX) group by group with isa/quant.h.
+// in one piece of memory of quant_rows_size bytes, aligned to 64. With AMX there are instead
+//   bf16 [blocks, groups, rows, ROW_BLOCK, GROUP], of each four numbers of a group the two in the middle exchanged,
+// rounded to nearest even; of ROWS_SPLIT, the second is what the first leaves of the number, and the third what both do.
+// Fill it with LinearKernels::quantize, or (but for AMX) group by group with isa/quant.h.
 constexpr int ROW_BLOCK = 16;
 
 struct QuantRows {
@@ -52,28 +59,32 @@ struct QuantRows {
     float* ds;
     int32_t* s;
     int k;
+    Rows rows;
 
-    uint16_t* bf16() const { return reinterpret_cast<uint16_t*>(q); }
-    // Where group g of a row has its scale in d, ds and s; its 32 numbers are at q, or bf16(), + GROUP * at(row, g).
+    // Where group g of a row has its scale in d, ds and s; its 32 numbers are at q + GROUP * at(row, g).
     __attribute__((always_inline)) int64_t at(int row, int g) const { return (int64_t(row / ROW_BLOCK) * (k / GROUP) + g) * ROW_BLOCK + row % ROW_BLOCK; }
+    // Its 32 bf16; those of the next part are ROW_BLOCK * GROUP further on.
+    __attribute__((always_inline)) uint16_t* bf16(int row, int g) const {
+        return reinterpret_cast<uint16_t*>(q) + ((int64_t(row / ROW_BLOCK) * (k / GROUP) + g) * rows * ROW_BLOCK + row % ROW_BLOCK) * GROUP;
+    }
 };
 
 static inline int64_t quant_row_groups(int m, int k) { return int64_t((m + ROW_BLOCK - 1) / ROW_BLOCK) * ROW_BLOCK * (k / GROUP); }
 
-static inline int64_t quant_rows_size(int m, int k) { return quant_row_groups(m, k) * (2 * GROUP); }  // of the larger kind
+static inline int64_t quant_rows_size(int m, int k, Rows rows) { return quant_row_groups(m, k) * 2 * GROUP * rows; }  // enough for bf16, which is more than int8 takes
 
-static inline QuantRows quant_rows(void* memory, int m, int k) {
+static inline QuantRows quant_rows(void* memory, int m, int k, Rows rows) {
     const int64_t groups = quant_row_groups(m, k);
     char* q = static_cast<char*>(memory);
     float* d = reinterpret_cast<float*>(q + groups * GROUP);
-    return {reinterpret_cast<int8_t*>(q), d, d + groups, reinterpret_cast<int32_t*>(d + 2 * groups), k};
+    return {reinterpret_cast<int8_t*>(q), d, d + groups, reinterpret_cast<int32_t*>(d + 2 * groups), k, rows};
 }
 
 enum LinearFlags : int { LINEAR_ADD = 1 };  // y += x W^T (a residual)
 
 struct Linear {
     Matrix w;
-    const float* x;  // [m, k], rows ldx apart, where !reads_quantized
+    const float* x;  // [m, k], rows ldx apart, where rows_read says floats
     QuantRows xq;    // else
     float* y;        // [m, n], rows ldy apart
     int64_t ldx;
@@ -139,7 +150,7 @@ class GatedTiles : private LinearTiles {
     GatedTiles(const Linear& op, const QuantRows& out, int threads);
     using LinearTiles::tiles;
     void run(int tile) const;
-    static bool can(const Matrix& w) { return linear_kernels().gated && reads_quantized(w.format, w.k) && w.n % (2 * GROUP) == 0; }
+    static bool can(const Matrix& w) { return linear_kernels().gated && rows_read(w.format, w.k) && w.n % (2 * GROUP) == 0; }
 
   private:
     const QuantRows& out_;

@@ -46,14 +46,16 @@ Program::Program(Pool& pool, const ProgramShape& shape, const float* inverse_fre
     }
 }
 
-int Program::add_buffer(int width, bool quantized, bool tail) {
-    if (!in(width, 1, LARGEST) || (quantized && width % GROUP)) return BAD_ARGUMENT;
+int Program::add_buffer(int width, int kind, bool tail) {
+    const bool known = kind == ROWS_FLOAT || kind == ROWS_ROUNDED || (kind == ROWS_SPLIT && current_isa() == ISA_AMX);
+    if (!in(width, 1, LARGEST) || !known || (kind && width % GROUP)) return BAD_ARGUMENT;
     const int rows = tail ? shape_.max_logits : shape_.max_rows;
     if (const size_t bytes = size_t(width) * sizeof(float); bytes > scratch_bytes_) {  // it takes a row of any buffer
         for (Memory& scratch : scratch_) scratch = allocate(bytes);
         scratch_bytes_ = bytes;
     }
-    buffers_.push_back({quantized, tail, rows, width, allocate(quantized ? quant_rows_size(rows, width) : size_t(rows) * size_t(Buffer::stride_of(width)) * sizeof(float))});
+    const size_t bytes = kind ? size_t(quant_rows_size(rows, width, Rows(kind))) : size_t(rows) * size_t(Buffer::stride_of(width)) * sizeof(float);
+    buffers_.push_back({Rows(kind), tail, rows, width, allocate(bytes)});
     return int(buffers_.size()) - 1;
 }
 
@@ -63,10 +65,14 @@ int Program::add_matrix(const Matrix& matrix) {
     return int(matrices_.size()) - 1;
 }
 
-bool Program::is(int buffer, int width, bool tail, bool may_be_quantized) const {
+bool Program::is(int buffer, int width, bool tail, bool any_kind) const {
     if (buffer < 0 || buffer >= int(buffers_.size())) return false;
     const Buffer& b = buffers_[size_t(buffer)];
-    return b.width == width && b.tail == tail && (may_be_quantized || !b.quantized);
+    return b.width == width && b.tail == tail && (any_kind || b.kind == ROWS_FLOAT);
+}
+
+bool Program::feeds(int buffer, const Matrix& matrix, bool tail) const {
+    return is(buffer, matrix.k, tail, true) && buffers_[size_t(buffer)].kind == rows_read(matrix.format, matrix.k);
 }
 
 bool Program::fits(const Op& op, bool tail) const {
@@ -78,18 +84,16 @@ bool Program::fits(const Op& op, bool tail) const {
     switch (op.kind) {
         case Kind::EMBED: return has_matrix && matrix.k == hidden && is(op.out, hidden, false, false) && !tail;
         case Kind::RMS_NORM: return op.weight && in_known && is(op.in, in_width, tail, false) && is(op.out, in_width, tail, true);
-        case Kind::LINEAR:
-            return has_matrix && is(op.in, matrix.k, tail, true) && buffers_[size_t(op.in)].quantized == reads_quantized(matrix.format, matrix.k) && is(op.out, matrix.n, tail, false) &&
-                   op.in != op.out;
+        case Kind::LINEAR: return has_matrix && feeds(op.in, matrix, tail) && is(op.out, matrix.n, tail, false) && op.in != op.out;
         case Kind::ADD_BIAS: return op.weight && out_known && is(op.out, out_width, tail, false);
         case Kind::HEAD_NORM: return op.weight && op.weight2 && is(op.out, qkv, false, false) && !tail;
         case Kind::ROPE_STORE: return is(op.out, qkv, false, false) && in(op.layer, 0, shape_.layers - 1) && !tail;
         case Kind::ATTENTION:
             return is(op.in, qkv, false, false) && is(op.out, q, false, false) && in(op.layer, 0, shape_.layers - 1) && op.window >= 0 && !tail;
-        case Kind::QUANTIZE: return in_known && is(op.in, in_width, tail, false) && is(op.out, in_width, tail, true) && buffers_[size_t(op.out)].quantized;
+        case Kind::QUANTIZE: return in_known && is(op.in, in_width, tail, false) && is(op.out, in_width, tail, true) && buffers_[size_t(op.out)].kind;
         case Kind::GATED:
-            return has_matrix && is(op.in, matrix.k, tail, true) && buffers_[size_t(op.in)].quantized == reads_quantized(matrix.format, matrix.k) &&
-                   is(op.middle, matrix.n, tail, false) && is(op.out, matrix.n / 2, tail, true) && matrix.n % 2 == 0 && op.in != op.out;
+            return has_matrix && feeds(op.in, matrix, tail) && is(op.middle, matrix.n, tail, false) && is(op.out, matrix.n / 2, tail, true) && matrix.n % 2 == 0 &&
+                   op.in != op.out;
         case Kind::SWIGLU: return out_known && is(op.in, 2 * out_width, tail, false) && is(op.out, out_width, tail, true);
         case Kind::POOL: return op.weight && is(op.in, hidden, false, false) && !tail;
         case Kind::SELECT: return is(op.in, hidden, false, false) && is(op.out, hidden, true, false) && tail;

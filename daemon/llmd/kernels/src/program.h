@@ -32,10 +32,10 @@ struct Op {
     const float* weight2 = nullptr;
 };
 
-// [rows, width] numbers, either float32 or quantized. Rows of floats are `stride` apart: not a multiple of 1 KiB, for then a column's lines would all fall
+// [rows, width] numbers, float32 or what `kind` says. Rows of floats are `stride` apart: not a multiple of 1 KiB, for then a column's lines would all fall
 // into a few sets of the caches.
 struct Buffer {
-    bool quantized;
+    Rows kind;
     bool tail;
     int rows;
     int width;
@@ -45,7 +45,7 @@ struct Buffer {
     float* row(int64_t i) const { return floats() + i * stride(); }
     int64_t stride() const { return stride_of(width); }
     static int64_t stride_of(int64_t width) { return width % 256 ? width : width + 16; }
-    QuantRows quant() const { return quant_rows(memory.get(), rows, width); }
+    QuantRows quant() const { return quant_rows(memory.get(), rows, width, kind); }
 };
 
 class Program {
@@ -56,7 +56,7 @@ class Program {
     static bool valid(const ProgramShape& shape);
 
     // These return a handle (>= 0) or a Status.
-    int add_buffer(int width, bool quantized, bool tail);
+    int add_buffer(int width, int kind, bool tail);
     int add_matrix(const Matrix& matrix);
     int record(const Op& op);
 
@@ -95,7 +95,8 @@ class Program {
     int64_t row0_ = 0;
     std::vector<LogitRow*> wanted_;
 
-    bool is(int buffer, int width, bool tail, bool may_be_quantized) const;
+    bool is(int buffer, int width, bool tail, bool any_kind) const;
+    bool feeds(int buffer, const Matrix& matrix, bool tail) const;
     bool fits(const Op& op, bool tail) const;
     void slice(const Step& step, int64_t row0, int rows);
     void replay(const std::vector<Op>& ops, int rows);

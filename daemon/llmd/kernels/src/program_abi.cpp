@@ -40,8 +40,8 @@ LLMD_API void* llmd_program_new(void* pool, const ProgramShape* shape, const flo
 
 LLMD_API void llmd_program_free(Program* program) { delete program; }
 
-LLMD_API int llmd_program_buffer(Program* program, int width, int quantized, int tail) {
-    return guarded([&] { return program->add_buffer(width, quantized, tail); });
+LLMD_API int llmd_program_buffer(Program* program, int width, int kind, int tail) {
+    return guarded([&] { return program->add_buffer(width, kind, tail); });
 }
 
 LLMD_API int llmd_program_matrix(Program* program, const void* data, int format, int n, int k) {

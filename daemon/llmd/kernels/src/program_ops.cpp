@@ -55,15 +55,15 @@ void Program::embed(const Op& op, int rows) {
 void Program::rms_norm(const Op& op, int rows) {
     const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
     for_rows(rows, x.width, [&](int row, int thread) {
-        float* out = y.quantized ? scratch_row(thread) : y.row(row);
+        float* out = y.kind ? scratch_row(thread) : y.row(row);
         row_kernels().rms_norm(x.row(row), op.weight, x.width, op.eps, out);
-        if (y.quantized) linear_kernels().quantize(out, 0, y.quant(), row, row + 1);
+        if (y.kind) linear_kernels().quantize(out, 0, y.quant(), row, row + 1);
     });
 }
 
 Linear Program::linear_of(const Op& op, int rows) const {
     const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
-    return {matrices_[size_t(op.matrix)], x.quantized ? nullptr : x.floats(), x.quantized ? x.quant() : QuantRows{}, y.floats(), x.stride(), y.stride(), rows, op.flags};
+    return {matrices_[size_t(op.matrix)], x.kind ? nullptr : x.floats(), x.kind ? x.quant() : QuantRows{}, y.floats(), x.stride(), y.stride(), rows, op.flags};
 }
 
 // A linear and swiglu in one where the kernels have that, else through `middle`.
@@ -71,7 +71,7 @@ void Program::run_gated(const Op& op, int rows) {
     Op first = op, second = op;
     first.out = second.in = op.middle;
     const Buffer& y = buffers_[size_t(op.out)];
-    if (y.quantized && GatedTiles::can(matrices_[size_t(op.matrix)])) return gated(pool_, linear_of(first, rows), y.quant());
+    if (y.kind && GatedTiles::can(matrices_[size_t(op.matrix)])) return gated(pool_, linear_of(first, rows), y.quant());
     linear(pool_, linear_of(first, rows));
     swiglu(second, rows);
 }
@@ -137,9 +137,9 @@ void Program::attention_item(const Attention& op, const AttentionItem& item, voi
 void Program::swiglu(const Op& op, int rows) {
     const Buffer &x = buffers_[size_t(op.in)], &y = buffers_[size_t(op.out)];
     for_rows(rows, x.width, [&](int row, int thread) {
-        float* out = y.quantized ? scratch_row(thread) : y.row(row);
+        float* out = y.kind ? scratch_row(thread) : y.row(row);
         row_kernels().swiglu(x.row(row), y.width, out);
-        if (y.quantized) linear_kernels().quantize(out, 0, y.quant(), row, row + 1);
+        if (y.kind) linear_kernels().quantize(out, 0, y.quant(), row, row + 1);
     });
 }
 

@@ -1,5 +1,8 @@
-// Linears on the matrix unit (AMX): activations and weights rounded to bf16, sums in float32 over all of k, 32 rows by 32 outputs at once. A row's sums are
-// added up in the same order whatever rows are beside it.
+// Linears on the matrix unit (AMX): activations and weights as bf16, sums in float32 over all of k, 32 rows by 32 outputs at once. A row's sums are added up
+// in the same order whatever rows are beside it.
+//
+// With weights of float16 and float32, activations and weights are split into bf16 that are all of them, and all products of two parts count that can show in a
+// float32: five or six where one is enough for bf16, which is still more than twice as fast as computing in float32.
 #include "../linear.h"
 #include "weights.h"
 
@@ -9,16 +12,16 @@ namespace {
 
 #ifdef LLMD_HAS_AMX
 
-constexpr int MAX_GROUPS = 512;  // of a strip kept written out; a longer one is written anew for each pair of row blocks
-constexpr int RING = 8;          // groups that are kept where they are read once: they stay in the first cache
+constexpr int MAX_TILES = 1024;  // of a strip kept written out; a longer one is written anew for each pair of row blocks
+constexpr int RING = 4;          // groups that are kept where they are read once: they stay in the first cache
 constexpr int AHEAD = 2;         // groups that weights are written ahead of the unit: it can read them only some time later
 constexpr int BLOCKS = 2;        // of rows at once
 
 using Sums = float[2][ROW_BLOCK][PANEL];
 
-// A strip's weights, as two tiles a group, and the sums of row blocks.
+// A strip's weights and the sums of row blocks.
 struct Work {
-    alignas(64) Tile weights[MAX_GROUPS][2];
+    alignas(64) Tile weights[MAX_TILES];
     alignas(64) Sums sums[BLOCKS];
 };
 thread_local Work thread_works[2];  // of gates and of ups
@@ -43,38 +46,71 @@ AMX void configure(int rows) {
 // What is done about a strip's weights in a pass over its groups: written out to be read once, or to be kept; or they are there.
 enum class Weights { ONCE, KEEP, KEPT };
 
-template <Weights WEIGHTS>
+template <int FORMAT>
+constexpr int TILES = 2 * weight_parts(FORMAT);  // of a group
+
+template <int FORMAT, Weights WEIGHTS>
 VEC_INLINE Tile* tiles_of(Work& work, int g) {
-    return work.weights[WEIGHTS == Weights::ONCE ? g % RING : g];
+    return work.weights + (WEIGHTS == Weights::ONCE ? g % RING : g) * TILES<FORMAT>;
+}
+
+constexpr int TILE_BYTES = sizeof(Tile);
+
+// Tile registers 4 and 5 = activations of COUNT row blocks, whose tiles are `next` apart; 6 and 7 = weights.
+template <int COUNT>
+AMX_INLINE void load_rows(const char* x, int64_t next) {
+    _tile_loadd(4, x, 64);
+    if constexpr (COUNT == 2) _tile_loadd(5, x + next, 64);
+}
+
+AMX_INLINE void load_weights(const Tile* halves) {
+    _tile_loadd(6, halves[0], 64);
+    _tile_loadd(7, halves[1], 64);
+}
+
+template <int COUNT>
+AMX_INLINE void add_products() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (COUNT == 2) {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+// The products of a group, of split numbers the smallest first; so that one of the factors stays, most of the time.
+template <int FORMAT, int COUNT>
+AMX_INLINE void multiply_group(const char* x, int64_t next, const Tile* weights) {
+    const auto rows = [&](int part) AMX { load_rows<COUNT>(x + part * TILE_BYTES, next); };
+    if constexpr (weight_parts(FORMAT) > 1) {
+        rows(2), load_weights(weights), add_products<COUNT>();
+        rows(1), add_products<COUNT>();
+        load_weights(weights + 2), add_products<COUNT>();
+        rows(0), add_products<COUNT>();
+        if constexpr (weight_parts(FORMAT) > 2) load_weights(weights + 4), add_products<COUNT>();
+        load_weights(weights), add_products<COUNT>();
+    } else {
+        rows(0), load_weights(weights), add_products<COUNT>();
+    }
 }
 
 // work.sums = those of COUNT row blocks, whose activations are at x.
 template <int FORMAT, int COUNT, Weights WEIGHTS>
 AMX void multiply(const Strip<FORMAT>& strip, int groups, const char* x, Work& work) {
-    constexpr int TILE_BYTES = ROW_BLOCK * GROUP * 2;
+    constexpr int GROUP_BYTES = TILE_BYTES * (weight_parts(FORMAT) > 1 ? ROWS_SPLIT : ROWS_ROUNDED);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     if constexpr (WEIGHTS != Weights::KEPT) {
-        for (int g = 0; g < AHEAD && g < groups; ++g) strip.write(g, tiles_of<WEIGHTS>(work, g));
+        for (int g = 0; g < AHEAD && g < groups; ++g) strip.write(g, tiles_of<FORMAT, WEIGHTS>(work, g));
     }
-    for (int g = 0; g < groups; ++g, x += TILE_BYTES) {
+    for (int g = 0; g < groups; ++g, x += GROUP_BYTES) {
         if constexpr (WEIGHTS != Weights::KEPT) {
-            if (g + AHEAD < groups) strip.write(g + AHEAD, tiles_of<WEIGHTS>(work, g + AHEAD));
+            if (g + AHEAD < groups) strip.write(g + AHEAD, tiles_of<FORMAT, WEIGHTS>(work, g + AHEAD));
         }
         written();
-        const Tile* weights = tiles_of<WEIGHTS>(work, g);
-        _tile_loadd(4, x, 64);
-        _tile_loadd(6, weights[0], 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, weights[1], 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (COUNT == 2) {
-            _tile_loadd(5, x + int64_t(groups) * TILE_BYTES, 64);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
+        multiply_group<FORMAT, COUNT>(x, int64_t(groups) * GROUP_BYTES, tiles_of<FORMAT, WEIGHTS>(work, g));
     }
     _tile_stored(0, work.sums[0][0], 64);
     _tile_stored(1, work.sums[0][1], 64);
@@ -89,10 +125,10 @@ AMX void multiply(const Strip<FORMAT>& strip, int groups, const char* x, Work& w
 template <int FORMAT>
 AMX void multiply(const Linear& op, int index, int row0, int row, int row1, Work& work) {
     const Strip<FORMAT> strip(op.w, index);
-    const char* x = (const char*)(op.xq.bf16() + GROUP * op.xq.at(row, 0));
+    const char* x = (const char*)op.xq.bf16(row, 0);
     const int groups = op.w.k / GROUP;
     const bool two = row + ROW_BLOCK < row1;
-    if (row1 - row0 <= BLOCKS * ROW_BLOCK || groups > MAX_GROUPS) (two ? multiply<FORMAT, 2, Weights::ONCE> : multiply<FORMAT, 1, Weights::ONCE>)(strip, groups, x, work);
+    if (row1 - row0 <= BLOCKS * ROW_BLOCK || groups * TILES<FORMAT> > MAX_TILES) (two ? multiply<FORMAT, 2, Weights::ONCE> : multiply<FORMAT, 1, Weights::ONCE>)(strip, groups, x, work);
     else if (row == row0) multiply<FORMAT, 2, Weights::KEEP>(strip, groups, x, work);
     else (two ? multiply<FORMAT, 2, Weights::KEPT> : multiply<FORMAT, 1, Weights::KEPT>)(strip, groups, x, work);
 }
@@ -101,6 +137,7 @@ AMX void multiply(const Linear& op, int index, int row0, int row, int row1, Work
 template <int FORMAT>
 VEC_INLINE void outputs(const Sums& sums, int r, V& first, V& second) {
     first = load(sums[0][r]), second = load(sums[1][r]);
+    if constexpr (weight_parts(FORMAT) > 1) return;
     if constexpr (is_quantized(FORMAT)) {
         first = mul(first, splat(sum_scale(FORMAT))), second = mul(second, splat(sum_scale(FORMAT)));
     } else {
@@ -129,17 +166,21 @@ void put(const Linear& op, int index, int row, int rows, const Sums& sums) {
     }
 }
 
-// 16 numbers as bf16 in the order that tiles of activations have: of each four, the two in the middle change places.
-AMX_INLINE __m256i ordered(__m512 x) {
+// Puts 16 numbers as bf16, in the order that tiles of activations have: of each four, the two in the middle change places. Returns what that leaves of them.
+AMX_INLINE V put_rounded(uint16_t* at, V x) {
+    const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(x.v);
     const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-    return _mm256_shuffle_epi8((__m256i)_mm512_cvtneps_pbh(x), order);
+    _mm256_storeu_si256((__m256i*)at, _mm256_shuffle_epi8(rounded, order));
+    return {_mm512_sub_ps(x.v, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16)))};
 }
 
 // Group g of a row, from its two halves.
 AMX_INLINE void put_group(const QuantRows& out, int row, int g, V first, V second) {
-    uint16_t* at = out.bf16() + GROUP * out.at(row, g);
-    _mm256_storeu_si256((__m256i*)at, ordered(first.v));
-    _mm256_storeu_si256((__m256i*)(at + PANEL), ordered(second.v));
+    uint16_t* at = out.bf16(row, g);
+    for (int part = 0; part < out.rows; ++part, at += ROW_BLOCK * GROUP) {
+        first = put_rounded(at, first);
+        second = put_rounded(at + PANEL, second);
+    }
 }
 
 VEC_INLINE V gate(V x, V up) { return mul(mul(x, up), inverse(add(splat(1.0f), exp(sub(splat(0.0f), x))))); }
@@ -194,6 +235,8 @@ AMX void quantize(const float* x, int64_t ldx, const QuantRows& out, int row0, i
 
 void block(const Linear& op, int part0, int part1, int row0, int row1) {
     switch (op.x ? FORMATS : op.w.format) {
+        case FORMAT_F32: return strips<FORMAT_F32>(op, part0, part1, row0, row1);
+        case FORMAT_F16: return strips<FORMAT_F16>(op, part0, part1, row0, row1);
         case FORMAT_Q4_0: return strips<FORMAT_Q4_0>(op, part0, part1, row0, row1);
         case FORMAT_Q4_1: return strips<FORMAT_Q4_1>(op, part0, part1, row0, row1);
         case FORMAT_Q8_0: return strips<FORMAT_Q8_0>(op, part0, part1, row0, row1);
@@ -204,6 +247,8 @@ void block(const Linear& op, int part0, int part1, int row0, int row1) {
 
 void gated(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
     switch (op.w.format) {
+        case FORMAT_F32: return gated_strips<FORMAT_F32>(op, out, group0, group1, row0, row1);
+        case FORMAT_F16: return gated_strips<FORMAT_F16>(op, out, group0, group1, row0, row1);
         case FORMAT_Q4_0: return gated_strips<FORMAT_Q4_0>(op, out, group0, group1, row0, row1);
         case FORMAT_Q4_1: return gated_strips<FORMAT_Q4_1>(op, out, group0, group1, row0, row1);
         case FORMAT_Q8_0: return gated_strips<FORMAT_Q8_0>(op, out, group0, group1, row0, row1);

@@ -1,5 +1,5 @@
 // Weights as the matrix unit (AMX) reads them: bf16, in tiles of a group of 32 elements by 16 outputs. What 4 or 8 bits stand for is computed in float16 and
-// rounded to bf16, so that no scale is left to be applied to sums.
+// rounded to bf16, so that no scale is left to be applied to sums. Weights of 16 and 32 bits that are no bf16 are split into two and three, which are all of them.
 //
 // A tile has a row for each pair of elements (4j, 4j + 2) or (4j + 1, 4j + 3), in it the pair of each output.
 #pragma once
@@ -15,6 +15,9 @@ namespace {
 
 constexpr int STRIP = 2 * PANEL;  // outputs that are computed at once
 using Tile = uint16_t[GROUP * PANEL];
+
+// How many bf16 a weight is written as. Each has a tile of the first half of a strip, then one of the second.
+constexpr int weight_parts(int format) { return format == FORMAT_F32 ? 3 : format == FORMAT_F16 ? 2 : 1; }
 
 // Quantized weights are written out a little smaller than they are: a float16 becomes a bf16 by moving its bits, which leaves 5 bits of exponent between
 // 2**-31 and 2**0, for weights of 2**-18 (less is not told apart) to 2**12.
@@ -93,7 +96,7 @@ struct Strip {
 // The tiles of a panel of bf16 share out its outputs by fours: the first has 0 to 3, 8 to 11 and so on.
 template <>
 struct Strip<FORMAT_BF16> {
-    static constexpr int PREFETCH_BYTES = 4096;
+    static constexpr int PREFETCH_BYTES = 8192;
     const char* panel;
 
     Strip(const Matrix& w, int index) : panel((const char*)w.data + fp_panel_bytes(FORMAT_BF16, w.k) * index) {}
@@ -103,12 +106,57 @@ struct Strip<FORMAT_BF16> {
         for (int i = 0; i < GROUP / 2; ++i) {
             const char* first = group + (4 * (i / 2) + i % 2) * (PANEL_FP * 2);
             const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(first + 2 * PANEL_FP * 2);
-            __builtin_prefetch(group + PREFETCH_BYTES + i * 128);
-            __builtin_prefetch(group + PREFETCH_BYTES + i * 128 + 64);
+            __builtin_prefetch(group + PREFETCH_BYTES + i * 128, 0, 2);
+            __builtin_prefetch(group + PREFETCH_BYTES + i * 128 + 64, 0, 2);
             _mm512_store_si512(out[0] + 32 * i, _mm512_unpacklo_epi16(a, b));
             _mm512_store_si512(out[1] + 32 * i, _mm512_unpackhi_epi16(a, b));
         }
     }
+};
+
+// What is left of x without its first 8 binary digits, which are all that its upper half has
+AMX_INLINE __m512 rest(__m512 x) { return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(int(0xffff0000))))); }
+
+// Upper halves as pairs of bf16
+AMX_INLINE __m512i pairs(__m512 first, __m512 second) {
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(first), 16), _mm512_castps_si512(second), _mm512_set1_epi32(int(0xffff0000)), 0xf8);  // a | (b & c)
+}
+
+template <int FORMAT>
+AMX_INLINE __m512 floats(const char* p) {
+    if constexpr (FORMAT == FORMAT_F32) return _mm512_loadu_ps(p);
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+
+template <int FORMAT>
+struct SplitStrip {
+    static constexpr int SIZE = FORMAT == FORMAT_F32 ? 4 : 2, PREFETCH_BYTES = 8192;
+    const char* panel;
+
+    SplitStrip(const Matrix& w, int index) : panel((const char*)w.data + fp_panel_bytes(FORMAT, w.k) * index) {}
+
+    AMX void write(int g, Tile* out) const {
+        const char* group = panel + int64_t(g) * GROUP * PANEL_FP * SIZE;
+        for (int i = 0; i < GROUP / 2; ++i) {
+            const char* pair = group + (4 * (i / 2) + i % 2) * (PANEL_FP * SIZE);
+            for (int b = 0; b < 2 * PANEL_FP * SIZE; b += 64) __builtin_prefetch(group + PREFETCH_BYTES + i * 2 * PANEL_FP * SIZE + b, 0, 2);
+            for (int half = 0; half < 2; ++half) {
+                __m512 a = floats<FORMAT>(pair + half * PANEL * SIZE), b = floats<FORMAT>(pair + (half * PANEL + 2 * PANEL_FP) * SIZE);
+                for (int part = 0; part < weight_parts(FORMAT); ++part) {
+                    _mm512_store_si512(out[2 * part + half] + 32 * i, pairs(a, b));
+                    a = rest(a), b = rest(b);
+                }
+            }
+        }
+    }
+};
+template <>
+struct Strip<FORMAT_F16> : SplitStrip<FORMAT_F16> {
+    using SplitStrip::SplitStrip;
+};
+template <>
+struct Strip<FORMAT_F32> : SplitStrip<FORMAT_F32> {
+    using SplitStrip::SplitStrip;
 };
 
 }  // namespace
