@@ -110,10 +110,11 @@ class World:
         return reply
 
     def heartbeat(self) -> Heartbeat:
-        """The next heartbeat."""
+        """The first heartbeat that knows what has been until now: the next one may be on its way."""
         self.hear()
-        self.last.pop(Heartbeat, None)
-        wait_for("a heartbeat", lambda: self.hear() and Heartbeat in self.last, 5)
+        for _ in range(2):
+            self.last.pop(Heartbeat, None)
+            wait_for("a heartbeat", lambda: self.hear() and Heartbeat in self.last, 5)
         beat = self.last[Heartbeat]
         assert isinstance(beat, Heartbeat)
         return beat
@@ -126,7 +127,7 @@ class World:
         wait_for("room to the detokenizer", lambda: sockets.send(self.scheduler, message), 10, interval=0.001)
 
     def receive(self, frontend: int, timeout: float = 10) -> Any:
-        assert self.frontends[frontend].poll(int(timeout * 1000)), f"nothing for frontend {frontend} within {timeout} s"
+        assert self.frontends[frontend].poll(int(timeout * SLOW * 1000)), f"nothing for frontend {frontend} within {timeout} s"
         frame = sockets.receive(self.frontends[frontend])
         assert frame is not None
         decoder: Decoder[Any] = Decoder(FrontendInput)
@@ -227,15 +228,15 @@ def test_idle_it_uses_no_cpu_and_says_idle(world: World) -> None:
     process = world.start()
     world.send(first("a", "x"))
     world.receive(0)
-    before = world.heartbeat()
-    switches = psutil.Process(process.pid).num_ctx_switches().voluntary
-    deadline = time.monotonic() + 1
-    while time.monotonic() < deadline:
+    before = wait_for("it is idle", lambda: (beat := world.heartbeat()).phase == "idle" and beat, 10)
+    assert before
+    switches, began = psutil.Process(process.pid).num_ctx_switches().voluntary, time.monotonic()
+    while time.monotonic() < began + 1:
         beat = world.heartbeat()
     assert (beat.phase, beat.step_age_s) == ("idle", 0.0)
     assert beat.steps == before.steps
     assert beat.cpu_s - before.cpu_s < 0.3
-    assert psutil.Process(process.pid).num_ctx_switches().voluntary - switches < 500
+    assert psutil.Process(process.pid).num_ctx_switches().voluntary - switches < 500 * (time.monotonic() - began)
 
 
 def test_bad_and_stale_frames_are_counted_and_harmless(world: World) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.daemon import Brake
 from tests.integration.scheduler.engine import EOS, SLOW, Engine, echo
 
 Start = Callable[..., Engine]
@@ -116,8 +117,8 @@ def test_logprobs_of_output_and_prompt(start: Start) -> None:
     assert scored.tokens == nothing.tokens == []
 
 
-def test_aborts_take_effect_at_once_running_or_waiting(start: Start) -> None:
-    engine = start(args={"memory": {"max_running_requests": 1}}, failpoints="scheduler.step=delay(5ms)")
+def test_aborts_take_effect_at_once_running_or_waiting(start: Start, tmp_path: Path) -> None:
+    engine = start(args={"memory": {"max_running_requests": 1}}, failpoints=Brake(tmp_path).steps)
     engine.send("running", [1], 900)
     engine.until("first token", lambda: engine.answers["running"].tokens, 5)
     engine.send("waiting", [2], 900)
@@ -132,13 +133,15 @@ def test_aborts_take_effect_at_once_running_or_waiting(start: Start) -> None:
     assert_idle(engine)
 
 
-def test_a_dead_frontends_requests_are_aborted(start: Start) -> None:
-    engine = start(failpoints="scheduler.step=delay(2ms)")
+def test_a_dead_frontends_requests_are_aborted(start: Start, tmp_path: Path) -> None:
+    brake = Brake(tmp_path)
+    engine = start(failpoints=brake.steps)
     engine.send("theirs", [1], 900, frontend=1)
     engine.send("successors", [3], 100, frontend=1, incarnation=2)
     engine.send("ours", [2], 100, frontend=0)
     engine.until("all run", lambda: all(engine.answers[rid].tokens for rid in ("theirs", "successors", "ours")), 5)
     assert engine.command("frontend_gone", frontend=1, incarnation=1).data == {"aborted": 1}
+    brake.release()
     assert engine.wait_over("ours")[0].tokens == [2] * 100
     assert engine.wait_over("successors")[0].tokens == [3] * 100
     assert engine.answers["theirs"].finish is None
@@ -146,8 +149,8 @@ def test_a_dead_frontends_requests_are_aborted(start: Start) -> None:
     assert_idle(engine)
 
 
-def test_flush_is_refused_while_anything_runs(start: Start) -> None:
-    engine = start(args={"memory": {"max_running_requests": 1}}, failpoints="scheduler.step=delay(5ms)")
+def test_flush_is_refused_while_anything_runs(start: Start, tmp_path: Path) -> None:
+    engine = start(args={"memory": {"max_running_requests": 1}}, failpoints=Brake(tmp_path).steps)
     engine.send("a", [1], 900)
     engine.send("b", [1], 900)
     engine.until("a runs", lambda: engine.answers["a"].tokens, 5)
@@ -162,29 +165,32 @@ def test_flush_is_refused_while_anything_runs(start: Start) -> None:
     assert not unknown.ok and unknown.code == "not_found"
 
 
-def test_the_queue_is_bounded_and_refuses_at_once(start: Start) -> None:
-    engine = start(args={"memory": {"max_running_requests": 1}, "scheduler": {"max_queued_requests": 8}}, failpoints="scheduler.step=delay(10ms)")
+def test_the_queue_is_bounded_and_refuses_at_once(start: Start, tmp_path: Path) -> None:
+    brake = Brake(tmp_path)
+    engine = start(args={"memory": {"max_running_requests": 1}, "scheduler": {"max_queued_requests": 8}}, failpoints=brake.steps)
     rids = [f"r{i}" for i in range(50)]
-    began = time.monotonic()
-    for rid in rids:
+    engine.send(rids[0], [1, 2], 400)
+    engine.until("it runs", lambda: engine.answers[rids[0]].tokens, 5)
+    for rid in rids[1:]:
         engine.send(rid, [1, 2], 20)
-    engine.until("41 refusals", lambda: sum(engine.answers[rid].error is not None for rid in rids) == 41, 2)
-    assert time.monotonic() - began < 0.5 * SLOW
+    engine.until("41 refusals", lambda: sum(engine.answers[rid].error is not None for rid in rids) == 41, 5)
+    assert not engine.answers[rids[0]].over
+    brake.release()
     answers = engine.wait_over(*rids)
     assert {a.error.code for a in answers if a.error} == {"queue_full"}
     assert [rid for rid, a in zip(rids, answers, strict=True) if a.finish] == rids[:9]
 
 
-def test_waiting_and_running_are_limited_in_time(start: Start) -> None:
+def test_waiting_and_running_are_limited_in_time(start: Start, tmp_path: Path) -> None:
     limits = {"queue_timeout": 0.3, "request_timeout": 1.0}
-    engine = start(args={"memory": {"max_running_requests": 1}, "scheduler": limits}, failpoints="scheduler.step=delay(10ms)")
+    engine = start(args={"memory": {"max_running_requests": 1}, "scheduler": limits}, failpoints=Brake(tmp_path).steps)
     began = time.monotonic()
     engine.send("runs", [1], 900)
     engine.send("waits", [1], 900)
     assert engine.wait_over("waits")[0].error.code == "queue_timeout"  # type: ignore[union-attr]
-    assert 0.3 <= time.monotonic() - began < 0.6 * SLOW
+    assert time.monotonic() - began >= 0.3
     assert engine.wait_over("runs")[0].error.code == "request_timeout"  # type: ignore[union-attr]
-    assert 1.0 <= time.monotonic() - began < 1.5 * SLOW
+    assert 1.0 <= time.monotonic() - began < 20 * SLOW
     assert_idle(engine)
 
 
@@ -198,16 +204,19 @@ def test_what_can_never_fit_is_refused_at_once(start: Start) -> None:
     assert never.error is not None and never.error.code == "context_length_exceeded"
 
 
-def test_what_is_not_a_request_of_this_epoch_is_dropped(start: Start) -> None:
-    engine = start(failpoints="scheduler.step=delay(5ms)")
+def test_what_is_not_a_request_of_this_epoch_is_dropped(start: Start, tmp_path: Path) -> None:
+    brake = Brake(tmp_path)
+    engine = start(failpoints=brake.steps)
     engine.send("old", [1], 4, epoch=7)
     engine.send_frame(b"\xc1 not msgpack")
-    engine.send("twice", [1], 40)
-    engine.send("twice", [2], 40)
+    engine.send("twice", [1], 400)
+    engine.send("twice", [2], 400)
     engine.send("bad", [1, 300], 4)
     engine.send("empty", [], 4)
+    engine.until("it is a duplicate", lambda: engine.gauge("llmd_requests_duplicate_total") == 1, 10)
+    brake.release()
     twice, bad, empty = engine.wait_over("twice", "bad", "empty")
-    assert twice.tokens == [1] * 40
+    assert twice.tokens == [1] * 400
     assert bad.error is not None and empty.error is not None
     assert "old" not in engine.answers
     assert engine.gauge("llmd_requests_duplicate_total") == 1
@@ -282,9 +291,7 @@ def test_a_new_epoch_removes_the_sockets_of_others_and_a_term_in_mid_step_ends_w
     assert sorted(p.name for p in private.glob("scheduler_input.*")) == ["scheduler_input.2"]
     again.send("a", [1], 5)
     again.until("it hangs", lambda: again.heartbeats and again.heartbeats[-1].step_age_s > 0.1, 5)
-    began = time.monotonic()
     assert again.terminate() == 0
-    assert time.monotonic() - began < 1.0 * SLOW
 
 
 def test_a_pool_that_cannot_work_ends_with_78_and_says_what_would(start: Start, tmp_path: Path) -> None:
