@@ -15,7 +15,9 @@ from pathlib import Path
 
 import psutil
 
-LIFE_S = 240
+from tests.daemon import SLOW
+
+LIFE_S = round(240 * SLOW)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NEEDED = ("unshare", "nsenter", "setpriv", "pivot_root", "timeout", "ip", "systemctl", "mount", "dbus-daemon")
 #: What root in the box must not do to the machine.
@@ -163,7 +165,7 @@ class Box:
             time.sleep(0.05)
         raise AssertionError(f"the box has not booted: {(self._directory / 'console').read_text()[-2000:]}")
 
-    def run(self, *words: str, check: bool = True, stdin: str = "", timeout: float = 60) -> str:
+    def run(self, *words: str, check: bool = True, stdin: str = "", timeout: float = 60 * SLOW) -> str:
         """Run a command in the box; its output."""
         enter = ["nsenter", "-t", str(self._pid), "-a", "--wd", "setpriv", f"--bounding-set={_DROPPED}", "env", "-i", f"PATH={_PATH}", "LANG=C.UTF-8"]
         done = subprocess.run([*enter, *words], input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)

@@ -19,13 +19,13 @@ DROP_IN = "/etc/systemd/system/llmd.service.d/test.conf"
 CONFIG = '{"model": {"path": "dummy"}, "http": {"port": 8000}}'
 RUN = "[Service]\nExecStart=\nExecStart=/opt/llmd/bin/llmd run -c /etc/llmd/llmd.yaml --allow-failpoints\n"
 
-#: Asks for `tokens` tokens and prints the status, or what went wrong.
+#: Asks for so many tokens, for so many seconds at most, and prints the status, or what went wrong.
 CLIENT = """
 import json, sys, urllib.error, urllib.request
 body = json.dumps({"prompt": "hello", "max_tokens": int(sys.argv[1]), "ignore_eos": True}).encode()
 request = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body, {"Content-Type": "application/json"})
 try:
-    print(urllib.request.urlopen(request, timeout=60).status)
+    print(urllib.request.urlopen(request, timeout=float(sys.argv[2]) if sys.argv[2:] else 180).status)
 except urllib.error.HTTPError as error:
     print(error.code, json.load(error)["error"]["code"])
 except OSError as error:
@@ -155,17 +155,28 @@ def test_what_can_never_work_is_not_tried_again(box: Box) -> None:
         box.run("systemctl", "reset-failed", "llmd")
 
 
+#: One client is served while llmd is restarted; three more come once nobody accepts. What runs is let go when they are connected.
+RESTART_UNDER_CLIENTS = r"""
+python3 /opt/client.py 300 > /tmp/long &
+until /opt/llmd/bin/llmctl status -o json | grep -q '"running": *1'; do sleep 0.1; done
+systemctl restart --no-block llmd
+until python3 /opt/client.py 3 2 | grep -q failed; do sleep 0.1; done
+for n in 1 2 3; do python3 /opt/client.py 3 > /tmp/new$n & done
+until [ "$(grep -c ' 0100007F:1F40 01 ' /proc/net/tcp)" -ge 4 ]; do sleep 0.1; done
+rm /etc/llmd/brake
+wait
+cat /tmp/long /tmp/new1 /tmp/new2 /tmp/new3
+"""
+
+
 def test_with_socket_activation_nobody_is_refused_during_a_restart(box: Box) -> None:
     box.write("/etc/systemd/system/llmd.socket", "[Socket]\nListenStream=127.0.0.1:8000\n")
-    box.write(DROP_IN, RUN + "Environment=LLMD_FAILPOINTS=scheduler.step=delay(50ms)\n")
+    box.write(DROP_IN, RUN + "Environment=LLMD_FAILPOINTS=scheduler.step=delay(200ms,/etc/llmd/brake)\n")
+    box.write("/etc/llmd/brake", "")
     box.run("systemctl", "daemon-reload")
     box.run("systemctl", "start", "llmd.socket")
     box.run("systemctl", "start", "llmd")
-    script = (
-        "python3 /opt/client.py 60 > /tmp/long & sleep 0.7; systemctl restart --no-block llmd; sleep 0.7; "
-        "for n in 1 2 3; do python3 /opt/client.py 3 > /tmp/new$n & done; wait; cat /tmp/long /tmp/new1 /tmp/new2 /tmp/new3"
-    )
-    first, *others = box.run("bash", "-c", script).splitlines()
+    first, *others = box.run("bash", "-c", RESTART_UNDER_CLIENTS).splitlines()
     assert first == "200", "what ran was finished"
     assert all(answer == "200" or answer == "503 loading" for answer in others), "who came in the drain was answered by the next llmd"
     until(box, "ActiveState", "active")
