@@ -174,6 +174,22 @@ def test_what_is_not_finite_shows_in_its_own_row_only(isa: str, bad: float, form
     assert native.same_bits(np.delete(result, 2, axis=0), np.delete(expected, 2, axis=0))
 
 
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("format", ["Q4_0", "Q4_1", "Q8_0"])
+def test_a_scale_that_is_not_finite_shows_in_its_own_output_only(isa: str, bad: float, format: str) -> None:
+    n, k = 40, 64
+    blocks = gguf.quants.quantize(np.random.default_rng(3).standard_normal((n, k)).astype(np.float32), gguf.GGMLQuantizationType[format])
+    good = native.packed(format, n, k, np.ascontiguousarray(blocks), format)
+    blocks[21, :2] = np.array([bad], dtype=np.float16).view(np.uint8)
+    broken = native.packed(format, n, k, np.ascontiguousarray(blocks), format)
+    x = activations(3, k)
+    with native.using(isa), native.pool(1) as handle:
+        result, expected = native.linear(broken, format, n, x, handle), native.linear(good, format, n, x, handle)
+    assert not np.isfinite(result[:, 21]).any()
+    assert native.same_bits(np.ascontiguousarray(np.delete(result, 21, axis=1)), np.ascontiguousarray(np.delete(expected, 21, axis=1)))
+
+
 def test_no_rows_are_no_work() -> None:
     memory, _ = weights("Q4_1", 16, 32)
     with native.pool(2) as handle:

@@ -44,6 +44,13 @@ AMX_INLINE __m512i sixteen_halves() {
     return _mm512_inserti64x4(_mm512_castsi256_si512(x), x, 1);
 }
 
+AMX_INLINE __mmask32 not_finite(__m512h x) { return _mm512_fpclass_ph_mask(x, 0x01 | 0x80 | 0x08 | 0x10); }  // NaNs and infinities
+
+// A damaged scale shows, as it does where weights are computed in float32.
+AMX void spoil(__mmask32 outputs, uint16_t* tile) {
+    for (int row = 0; row < GROUP / 2; ++row) _mm512_mask_storeu_epi16(tile + 2 * PANEL * row, outputs, _mm512_set1_epi16(0x7fc0));
+}
+
 template <int FORMAT>
 AMX_INLINE void write_tile(const QuantPanel& panel, int g, Tile out) {
     const uint8_t* words = panel.quants(g);
@@ -58,6 +65,7 @@ AMX_INLINE void write_tile(const QuantPanel& panel, int g, Tile out) {
             put(2 * j, w);
             put(2 * j + 1, _mm512_srli_epi16(w, 8));
         }
+        if (const __mmask32 bad = not_finite(scale)) spoil(bad, out);
     } else {
         const __m512h minimum = FORMAT == FORMAT_Q4_1 ? twice(panel.scales(g) + PANEL) : _mm512_mul_ph(scale, _mm512_set1_ph(-8));
         const __m512i numbers = sixteen_halves();
@@ -71,6 +79,7 @@ AMX_INLINE void write_tile(const QuantPanel& panel, int g, Tile out) {
             put(8 + 2 * j, _mm512_srli_epi16(w, 4));
             put(8 + 2 * j + 1, _mm512_srli_epi16(w, 12));
         }
+        if (const __mmask32 bad = not_finite(scale) | not_finite(minimum)) spoil(bad, out);
     }
 }
 
