@@ -14,6 +14,8 @@ LEAST = 16
 MOST = 2048
 #: Nothing is measured yet: alone, and beside streams.
 FIRST_ALONE, FIRST_BESIDE = 512, 32
+#: Kernels compute so many rows at once: what is free in the last of such blocks costs nothing.
+ROW_BLOCK = 16
 #: A step without streams still has to end soon, for what may arrive meanwhile.
 LONGEST_STEP = 1.0
 #: The next chunk is at least and at most so much of the last one.
@@ -44,7 +46,7 @@ class ChunkSizer:
         if self._fixed is not None:
             return self._fixed
         if streams:
-            return int(_nearest(self._sizes, streams) or FIRST_BESIDE)
+            return _filled(int(_nearest(self._sizes, streams) or FIRST_BESIDE), streams)
         if self._token_seconds is None:
             return FIRST_ALONE
         return max(LEAST, min(MOST, int(LONGEST_STEP / self._token_seconds)))
@@ -67,6 +69,11 @@ class ChunkSizer:
         if not _NEAR[0] <= factor <= _NEAR[1]:
             wanted = prompt_tokens * max(SHRINK, min(GROW, factor))
             self._sizes[streams.bit_length()] = max(LEAST, min(MOST, wanted))
+
+
+def _filled(size: int, streams: int) -> int:
+    """So many prompt tokens, and those that the last block of rows has still room for."""
+    return -(-(size + streams) // ROW_BLOCK) * ROW_BLOCK - streams
 
 
 def _nearest(known: dict[int, float], streams: int) -> float | None:
