@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import shutil
 import signal
@@ -11,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import certifi
+import httpx
 import hypothesis
 import pytest
+
+from tests.daemon import SLOW
 
 # A machine that is busy with something else is no fault of what is tested.
 hypothesis.settings.register_profile("llmd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -34,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as in the plan; MKL reads it once
     _read_public_certificates_once()
+    _be_patient()
+
+
+def _be_patient() -> None:
+    """httpx waits for 5 s where a test says nothing else; that is a time bound of a test too, and a machine may stand still for as long."""
+    everywhere = inspect.signature(httpx.get).parameters["timeout"].default
+    everywhere.connect = everywhere.read = everywhere.write = everywhere.pool = 20 * SLOW
 
 
 def _read_public_certificates_once() -> None:

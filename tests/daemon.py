@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -38,6 +39,16 @@ def wait_for(what: str, check: Callable[[], T], timeout: float, interval: float 
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {what}")
         time.sleep(interval)
+
+
+def free_port() -> int:
+    """A TCP port for a server that has to be told one: of those that the kernel does not give to whoever asks for any before the server binds it."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(min(first, 32768) // 2, first)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -193,7 +204,7 @@ class Daemon:
 
     def status_code(self, path: str) -> int | None:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(self.url + path, timeout=2).status_code
+            return httpx.get(self.url + path, timeout=5 * SLOW).status_code
         return None
 
     def children(self) -> list[psutil.Process]:
@@ -220,7 +231,7 @@ class Daemon:
 
     def admin(self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float = 30) -> Answer:
         """Call the admin plane. Raises OSError while control is away."""
-        connection = _UnixConnection(self.run_dir / "admin.sock", timeout)
+        connection = _UnixConnection(self.run_dir / "admin.sock", timeout * SLOW)
         try:
             connection.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"})
             response = connection.getresponse()
@@ -242,7 +253,7 @@ class Daemon:
         """Sum of a metric's series (exact name; labels summed over unless given in `name`). A metric that is not there is a test's mistake."""
         assert name.partition("{")[0].removesuffix("_count") in CATALOG, f"there is no metric {name}"
         total = 0.0
-        for line in httpx.get(self.url + "/metrics", timeout=5).text.splitlines():
+        for line in httpx.get(self.url + "/metrics", timeout=20 * SLOW).text.splitlines():
             if line.startswith(name) and line[len(name) : len(name) + 1] in (" ", "{", ""):
                 total += float(line.rsplit(" ", 1)[1])
         return total
@@ -260,11 +271,11 @@ class Daemon:
 
     def complete(self, prompt: str = "hello", **fields: Any) -> httpx.Response:
         body = {"prompt": prompt, "max_tokens": 8, "temperature": 0} | fields
-        return httpx.post(self.url + "/v1/completions", json=body, timeout=fields.pop("timeout", 60))
+        return httpx.post(self.url + "/v1/completions", json=body, timeout=fields.pop("timeout", 60 * SLOW))
 
     def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0} | fields
-        return httpx.post(self.url + "/v1/chat/completions", json=body, timeout=60)
+        return httpx.post(self.url + "/v1/chat/completions", json=body, timeout=60 * SLOW)
 
     def text(self, prompt: str = "hello", **fields: Any) -> str:
         response = self.complete(prompt, **fields)
@@ -275,7 +286,7 @@ class Daemon:
         """Events of a streamed completion, without [DONE]; asserts that [DONE] came last."""
         body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": True} | fields
         done = False
-        with httpx.stream("POST", self.url + path, json=body, timeout=60) as response:
+        with httpx.stream("POST", self.url + path, json=body, timeout=60 * SLOW) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
                 if line == "data: [DONE]":

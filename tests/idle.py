@@ -17,6 +17,7 @@ from llmd.plan.ports import PortArgs
 from llmd.scheduler.input import Input
 from llmd.wire import sockets
 from llmd.wire.messages import Command, SamplingParams, TokenizedGenerateReqInput
+from tests.daemon import SLOW
 from tests.unit.scheduler.harness import Bench, CheckingRunner
 
 
@@ -75,7 +76,7 @@ class IdleScheduler:
         while not sockets.send(self._socket, request):  # the first one may find no connection yet
             time.sleep(0.001)
             sent = time.monotonic()
-        return self._began.get(timeout=30) - sent
+        return self._began.get(timeout=30 * SLOW) - sent
 
     def _run(self) -> None:
         scheduler = self.bench.scheduler

@@ -153,7 +153,7 @@ class Box:
 
     def _boot(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 40 * SLOW
         while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(psutil.Error):
                 family = psutil.Process(self._process.pid).children(recursive=True)

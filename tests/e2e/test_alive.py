@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.daemon import Daemon
+from tests.daemon import SLOW, Daemon
 
 CHAT = {"model": "dummy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
 COMPLETION = {"model": "dummy", "prompt": "hello", "max_tokens": 8, "temperature": 0}
@@ -47,7 +47,7 @@ def alive(daemon: Daemon) -> Iterator[None]:
 
 def chat(daemon: Daemon, body: bytes | dict[str, Any]) -> httpx.Response:
     how: Any = {"content": body, "headers": {"Content-Type": "application/json"}} if isinstance(body, bytes) else {"json": body}
-    return httpx.post(daemon.url + "/v1/chat/completions", timeout=30, **how)
+    return httpx.post(daemon.url + "/v1/chat/completions", timeout=30 * SLOW, **how)
 
 
 @pytest.mark.usefixtures("alive")

@@ -71,7 +71,7 @@ def test_fewer_dimensions_are_the_first_ones_of_length_one(daemon: Daemon) -> No
     (whole,), (cut,) = vectors(daemon, "hello"), vectors(daemon, "hello", dimensions=16)
     assert cut.shape == (16,)
     np.testing.assert_allclose(cut, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-5)
-    answer = httpx.post(daemon.url + "/v1/embeddings", json={"input": "x", "dimensions": 65}, timeout=20)
+    answer = httpx.post(daemon.url + "/v1/embeddings", json={"input": "x", "dimensions": 65}, timeout=20 * SLOW)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dimensions")
 
 

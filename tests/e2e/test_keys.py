@@ -50,21 +50,21 @@ def test_only_who_has_a_key_is_served(daemon: Daemon) -> None:
         assert [model.id for model in client.models.list()] == ["dummy"]
     with openai.OpenAI(base_url=daemon.url + "/v1", api_key="sk-wrong", max_retries=0) as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
-    assert httpx.get(daemon.url + "/readyz", timeout=10).status_code == 200
+    assert httpx.get(daemon.url + "/readyz", timeout=10 * SLOW).status_code == 200
 
 
 def test_scripts_of_sglang_find_the_administrative_verbs(daemon: Daemon) -> None:
     assert post(daemon, "/flush_cache").status_code == 401
     assert post(daemon, "/flush_cache", USER).status_code == 403
-    answer = httpx.post(daemon.url + "/flush_cache?timeout=10", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30)
+    answer = httpx.post(daemon.url + "/flush_cache?timeout=10", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30 * SLOW)
     assert answer.status_code == 200, answer.text
     assert answer.json()["success"] is True
     line = json.loads((daemon.directory / "state" / "audit.jsonl").read_text().splitlines()[-1])
     assert line["verb"] == "flush" and "/flush_cache" in line["reason"]
     assert (line["key"], line["address"], line["uid"]) == ("admin", "127.0.0.1", None), "who asked, not the frontend that passed it on"
-    assert httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {USER}"}, timeout=30).status_code == 403
-    assert httpx.head(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30).status_code == 405
-    answer = httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30)
+    assert httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {USER}"}, timeout=30 * SLOW).status_code == 403
+    assert httpx.head(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30 * SLOW).status_code == 405
+    answer = httpx.get(daemon.url + "/flush_cache", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30 * SLOW)
     assert answer.status_code == 200 and answer.json()["operation"]["verb"] == "flush", answer.text
     for path in ("/pause_generation", "/continue_generation", "/load_lora_adapter", "/unload_lora_adapter"):
         assert post(daemon, path, USER).status_code == 403
@@ -106,7 +106,7 @@ def test_no_key_and_no_prompt_is_in_any_log_metric_status_or_command_line(daemon
     post(daemon, "/generate", USER, text=sentinel, sampling_params={"stop": sentinel, "regex": sentinel})
     post(daemon, "/v1/embeddings", USER, input=[sentinel])
     post(daemon, "/v1/completions", "sk-" + sentinel, prompt=sentinel)
-    texts = [daemon.log_text(), httpx.get(daemon.url + "/metrics", timeout=10).text, json.dumps(daemon.status())]
+    texts = [daemon.log_text(), httpx.get(daemon.url + "/metrics", timeout=10 * SLOW).text, json.dumps(daemon.status())]
     texts += [daemon.admin("GET", path).text for path in ("/v1/config", "/v1/requests", "/v1/processes")]
     texts += [file.read_text(errors="replace") for name in ("log", "state") for file in (daemon.directory / name).rglob("*") if file.is_file()]
     texts += [" ".join(child.cmdline()) for child in daemon.children()]

@@ -55,7 +55,7 @@ def own(directory: Path) -> list[str]:
 
 
 def complete(url: str) -> str:
-    answer = httpx.post(url + "/v1/completions", json={"model": "mine", "prompt": "abc", "max_tokens": 5, "temperature": 0}, timeout=30)
+    answer = httpx.post(url + "/v1/completions", json={"model": "mine", "prompt": "abc", "max_tokens": 5, "temperature": 0}, timeout=30 * SLOW)
     return str(answer.json()["choices"][0]["text"])
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path) -> None:
     config.write_text(f"model: {{path: dummy}}\nhttp: {{port: 0}}\nrun_dir: {tmp_path}/run\nstate_dir: {tmp_path}/state\nlog_dir: {tmp_path}/log.d\n")
     with started([program, "run", "-c", str(config), "--allow-failpoints"], tmp_path, cwd=here) as process:
         url = url_of(process, tmp_path)
-        answer = httpx.post(url + "/v1/completions", json={"model": "dummy", "prompt": "abc", "max_tokens": 5, "temperature": 0}, timeout=30)
+        answer = httpx.post(url + "/v1/completions", json={"model": "dummy", "prompt": "abc", "max_tokens": 5, "temperature": 0}, timeout=30 * SLOW)
         assert answer.json()["choices"][0]["text"] == "abcab"
         subprocess.run(
             [str(Path(sys.executable).with_name("llmctl")), "--socket", f"{tmp_path}/run/admin.sock", "config", "explain", "http"], cwd=here, check=True

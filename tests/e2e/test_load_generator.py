@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import Daemon
+from tests.daemon import SLOW, Daemon
 from tests.models import random_llama
 
 INSTALLED = importlib.util.find_spec("sglang") is not None
@@ -69,7 +69,7 @@ def test_backend_sglang(daemon: Daemon, prompt: dict[str, Any]) -> None:
 
 
 def test_backends_vllm_and_openai(daemon: Daemon) -> None:
-    model = httpx.get(daemon.url + "/v1/models", timeout=20).json()["data"][0]["id"]
+    model = httpx.get(daemon.url + "/v1/models", timeout=20 * SLOW).json()["data"][0]["id"]
     body = {"model": model, "prompt": PROMPT, "best_of": 1, "max_tokens": 12, "stream": True, "temperature": 0.0, "ignore_eos": True}
     found = lines(daemon, "/v1/completions", body)
     text = "".join(chunk["choices"][0]["text"] for chunk in found)
@@ -97,14 +97,13 @@ def test_backend_openai_embedding(daemon: Daemon) -> None:
 
 
 def test_what_it_asks_before_and_after(daemon: Daemon) -> None:
-    info = httpx.get(daemon.url + "/model_info", timeout=20).json()
+    info = httpx.get(daemon.url + "/model_info", timeout=20 * SLOW).json()
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(info.get("tokenizer_path") or info["model_path"])
-    assert (
-        tokenizer(PROMPT, add_special_tokens=False)["input_ids"] == httpx.post(daemon.url + "/tokenize", json={"prompt": PROMPT}, timeout=20).json()["tokens"]
-    )
-    server = httpx.get(daemon.url + "/server_info", timeout=20).json()
+    asked = httpx.post(daemon.url + "/tokenize", json={"prompt": PROMPT}, timeout=20 * SLOW).json()
+    assert tokenizer(PROMPT, add_special_tokens=False)["input_ids"] == asked["tokens"]
+    server = httpx.get(daemon.url + "/server_info", timeout=20 * SLOW).json()
     assert "decode" not in server and server["internal_states"][0].get("avg_spec_accept_length") is None
     flushed = httpx.post(daemon.url + "/flush_cache", params={"timeout": 60.0}, headers={"Authorization": "Bearer sk-bench"}, timeout=60)
     assert flushed.status_code == 200

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import Daemon, wait_for
+from tests.daemon import SLOW, Daemon, wait_for
 
 SENTINEL = "xyzzy-sentinel-7"
 CONFIG: dict[str, Any] = {
@@ -55,7 +55,7 @@ def provoke(daemon: Daemon) -> None:
     assert daemon.chat(SENTINEL).status_code == 200
     assert daemon.chat(SENTINEL, tools=[{"type": "function", "function": {"name": SENTINEL}}]).status_code == 400
     assert daemon.chat(messages=[{"role": "user", "name": SENTINEL, "content": SENTINEL}]).status_code == 200
-    assert httpx.post(f"{daemon.url}/v1/completions", content=f'{{"prompt": "{SENTINEL}"', timeout=30).status_code == 400
+    assert httpx.post(f"{daemon.url}/v1/completions", content=f'{{"prompt": "{SENTINEL}"', timeout=30 * SLOW).status_code == 400
 
 
 def test_by_default_no_text_is_written_anywhere(daemon: Daemon) -> None:
@@ -80,7 +80,7 @@ def test_when_asked_for_it_is_in_the_one_file_and_nowhere_else(daemon: Daemon, t
     daemon.config_path.write_text(json.dumps({**config, "observability": on}))
     assert daemon.admin("POST", "/v1/config/reload").status_code == 200
     wait_for("it is said", lambda: "the request log is on" in daemon.log_text(), 20)
-    assert httpx.get(daemon.url + "/server_info", timeout=20).json()["configuration"]["observability.request_log.enabled"] is True
+    assert httpx.get(daemon.url + "/server_info", timeout=20 * SLOW).json()["configuration"]["observability.request_log.enabled"] is True
     provoke(daemon)
     cjk = {count: "".join(chr(0x4E00 + n % 500) for n in range(count)) for count in (333, 334, 335)}
     for text in cjk.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -16,13 +15,8 @@ import pytest
 
 from llmctl.main import main
 from llmd.config.server_args import AdminArgs, HttpArgs
+from tests.daemon import SLOW, free_port
 from tests.integration.control.harness import Stage, stage, wait_for
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -64,7 +58,7 @@ def test_only_the_key_opens_it_and_it_is_audited(
 ) -> None:
     made, url, key, cert = remote
     trust: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(cert)) if cert else True
-    with httpx.Client(base_url=url, verify=trust, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=url, verify=trust, timeout=20 * SLOW, trust_env=False) as client:
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret-key"}, {"Authorization": "Bearer"}):
             refused = client.get("/v1/status", headers=header)
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -35,11 +35,11 @@ def check(answer: httpx.Response, status: int, param: str | None, code: str | No
 
 
 def comp(shared: Shared, **changes: Any) -> httpx.Response:
-    return httpx.post(shared.url + "/v1/completions", content=json.dumps({**COMP, **changes}), timeout=10)
+    return httpx.post(shared.url + "/v1/completions", content=json.dumps({**COMP, **changes}), timeout=10 * SLOW)
 
 
 def chat(shared: Shared, **changes: Any) -> httpx.Response:
-    return httpx.post(shared.url + "/v1/chat/completions", content=json.dumps({**CHAT, **changes}), timeout=10)
+    return httpx.post(shared.url + "/v1/chat/completions", content=json.dumps({**CHAT, **changes}), timeout=10 * SLOW)
 
 
 INF = float("inf")

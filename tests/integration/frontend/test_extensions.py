@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.daemon import SLOW
+
 Shared = Any
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -15,13 +17,13 @@ COMP: dict[str, Any] = {"prompt": "hello", "max_tokens": 4}
 
 
 def whole(shared: Shared, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = httpx.post(f"{shared.url}/v1/{path}", json=body, timeout=10)
+    answer = httpx.post(f"{shared.url}/v1/{path}", json=body, timeout=10 * SLOW)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
 def events(shared: Shared, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    answer = httpx.post(f"{shared.url}/v1/{path}", json={**body, "stream": True}, timeout=10)
+    answer = httpx.post(f"{shared.url}/v1/{path}", json={**body, "stream": True}, timeout=10 * SLOW)
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]

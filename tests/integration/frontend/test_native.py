@@ -12,17 +12,18 @@ import httpx
 import pytest
 
 from llmd.wire.messages import AbortReq, TokenizedGenerateReqInput
+from tests.daemon import SLOW
 
 from .conftest import CONTEXT, World, wait_for
 
 
 def generate(world: World, **body: Any) -> httpx.Response:
-    return httpx.post(world.url + "/generate", json=body, timeout=20)
+    return httpx.post(world.url + "/generate", json=body, timeout=20 * SLOW)
 
 
 def events(world: World, **body: Any) -> list[dict[str, Any]]:
     """The events of a stream, which has to end with [DONE]."""
-    with httpx.stream("POST", world.url + "/generate", json={**body, "stream": True}, timeout=20) as response:
+    with httpx.stream("POST", world.url + "/generate", json={**body, "stream": True}, timeout=20 * SLOW) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
@@ -172,7 +173,7 @@ def test_sampling_params_say_what_becomes_of_the_tokens(shared: World) -> None:
 def test_what_cannot_be_is_named(shared: World, body: dict[str, Any], param: str) -> None:
     before = len(shared.engine.requests)
     text = json.dumps(body)  # lone surrogates travel as escapes
-    answer = httpx.post(shared.url + "/generate", content=text, headers={"Content-Type": "application/json"}, timeout=20)
+    answer = httpx.post(shared.url + "/generate", content=text, headers={"Content-Type": "application/json"}, timeout=20 * SLOW)
     refusal(answer, 400, param)
     assert len(shared.engine.requests) == before
 

@@ -11,12 +11,14 @@ import httpx
 import openai
 import pytest
 
+from tests.daemon import SLOW
+
 Shared = Any
 
 
 @pytest.fixture
 def client(shared: Shared) -> Any:
-    with openai.OpenAI(base_url=shared.url + "/v1", api_key="unused", max_retries=0, timeout=10) as made:
+    with openai.OpenAI(base_url=shared.url + "/v1", api_key="unused", max_retries=0, timeout=10 * SLOW) as made:
         yield made
 
 
@@ -187,7 +189,7 @@ def test_sixty_four_streams_each_get_their_own_text(shared: Shared) -> None:
         assert text == f"<{i:02d}>" * 10
 
     async def all_of_them() -> None:
-        async with openai.AsyncOpenAI(base_url=shared.url + "/v1", api_key="unused", max_retries=0, timeout=20) as client:
+        async with openai.AsyncOpenAI(base_url=shared.url + "/v1", api_key="unused", max_retries=0, timeout=20 * SLOW) as client:
             await asyncio.gather(*(one(client, i) for i in range(64)))
 
     asyncio.run(all_of_them())

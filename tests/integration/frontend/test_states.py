@@ -88,7 +88,7 @@ def go_on(world: World) -> None:
 
 def test_alive_before_control_is_there_and_loading_until_ready(make_world: Callable[..., World]) -> None:
     world = make_world()
-    answer = httpx.get(world.url + "/livez", timeout=10)
+    answer = httpx.get(world.url + "/livez", timeout=10 * SLOW)
     assert answer.status_code == 200
     answer = httpx.get(world.url + "/readyz")
     assert answer.status_code == 503

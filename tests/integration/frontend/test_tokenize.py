@@ -16,7 +16,7 @@ from .conftest import CONTEXT, EOS, World
 
 def post(world: World, path: str, **body: Any) -> httpx.Response:
     text = json.dumps(body)  # lone surrogates travel as escapes
-    return httpx.post(world.url + path, content=text, headers={"Content-Type": "application/json"}, timeout=20)
+    return httpx.post(world.url + path, content=text, headers={"Content-Type": "application/json"}, timeout=20 * SLOW)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
@@ -34,7 +34,7 @@ def test_messages_become_the_ids_that_a_chat_would_have(shared: World) -> None:
     ids = post(shared, "/tokenize", messages=messages).json()["tokens"]
     assert bytes(ids) == b"user:hi\nassistant:"
     shared.engine.requests.clear()
-    httpx.post(shared.url + "/v1/chat/completions", json={"messages": messages, "max_tokens": 1}, timeout=20)
+    httpx.post(shared.url + "/v1/chat/completions", json={"messages": messages, "max_tokens": 1}, timeout=20 * SLOW)
     assert shared.engine.requests[0].input_ids == ids
     assert bytes(post(shared, "/tokenize", messages=messages, add_generation_prompt=False).json()["tokens"]) == b"user:hi\nassistant:"
 
@@ -98,7 +98,7 @@ def test_both_answer_while_there_is_no_engine(make_world: Callable[..., World]) 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info", "/server_info", "/get_server_info"])
 def test_the_model_says_what_it_is(shared: World, path: str) -> None:
-    body = httpx.get(shared.url + path, timeout=20).json()
+    body = httpx.get(shared.url + path, timeout=20 * SLOW).json()
     assert body["served_model_name"] == "toy" and body["is_generation"] is True
     assert body["weight_version"] == "toy@abc"
     assert (body["max_model_len"], body["max_total_num_tokens"], body["vocab_size"]) == (CONTEXT, 4096, 257)
@@ -108,10 +108,10 @@ def test_the_model_says_what_it_is(shared: World, path: str) -> None:
 def test_the_server_hides_its_paths(make_world: Callable[..., World]) -> None:
     world = make_world(api_keys_file="/etc/llmd/keys-of-all")
     assert world.control.ready.wait(20 * SLOW)
-    answer = httpx.get(world.url + "/server_info", timeout=20)
+    answer = httpx.get(world.url + "/server_info", timeout=20 * SLOW)
     assert answer.status_code == 401, "its keys cannot be read, so nobody gets in"
     open_world = make_world(access_log_exclude=("/x",)).up()
-    body = httpx.get(open_world.url + "/server_info", timeout=20).json()
+    body = httpx.get(open_world.url + "/server_info", timeout=20 * SLOW).json()
     assert body["state"] == "ready"
     assert body["internal_states"][0].get("avg_spec_accept_length") is None, "what its load generator reads"
     assert body["configuration"]["http.max_body"] == 8 * 2**20

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.daemon import SLOW
 from tests.integration.supervisor.harness import Embedded, full, gone, until
 
 Make = Callable[..., Embedded]
@@ -27,7 +28,7 @@ def address(one: Embedded) -> tuple[str, int]:
 
 
 def ask(where: tuple[str, int]) -> str:
-    connection = http.client.HTTPConnection(*where, timeout=10)
+    connection = http.client.HTTPConnection(*where, timeout=10 * SLOW)
     try:
         connection.request("GET", "/")
         return connection.getresponse().read().decode()
@@ -57,7 +58,7 @@ def test_a_connection_in_the_backlog_of_a_hung_frontend_is_answered_by_the_next(
     old = one.pid("frontend-0")
     os.kill(old, signal.SIGSTOP)
     until("it has stopped, so cannot be in accept", lambda: psutil.Process(old).status() == psutil.STATUS_STOPPED)
-    with socket.create_connection(address(one), timeout=10) as client:
+    with socket.create_connection(address(one), timeout=10 * SLOW) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         one.call("kill", name="frontend-0", pid=old, reason="hang")
         assert b"200 OK" in client.recv(4096)

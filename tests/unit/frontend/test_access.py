@@ -29,6 +29,7 @@ from llmd.frontend.rates import Bucket, RateLimited, RateLimits
 from llmd.frontend.runtime import Runtime
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.totals import Meter
+from tests.daemon import SLOW
 
 from .test_app import NoPort, nothing, served
 from .test_state import BOOT
@@ -78,7 +79,7 @@ def example(path: str) -> str:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=20) as made:
+    async with httpx.AsyncClient(timeout=20 * SLOW) as made:
         yield made
 
 

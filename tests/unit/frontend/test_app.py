@@ -26,6 +26,7 @@ from llmd.frontend.runtime import Runtime
 from llmd.frontend.server import FrontendServer, HeadHolder, uvicorn_config
 from llmd.frontend.tokenizer_manager import TokenizerManager
 from llmd.observability.totals import Meter
+from tests.daemon import SLOW
 
 from .test_state import BOOT, view
 
@@ -115,7 +116,7 @@ async def test_every_request_under_v1_is_counted_once(tmp_path: Path) -> None:
 
 def answer_to(url: str, data: bytes) -> bytes:
     """All that comes back for bytes as they are, until the server closes."""
-    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20) as raw:
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=20 * SLOW) as raw:
         raw.sendall(data)
         found = b""
         with contextlib.suppress(ConnectionResetError):  # the rest of what was sent was not read
@@ -300,7 +301,7 @@ def test_a_head_goes_out_with_the_first_bytes_of_its_body_and_is_never_lost() ->
 
 async def test_a_head_request_is_answered(tmp_path: Path) -> None:
     runtime = make_runtime(tmp_path)
-    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=5) as client:
+    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=5 * SLOW) as client:
         for _ in range(2):
             answer = await client.head(url + "/livez")
             assert (answer.status_code, answer.content) == (200, b"")

@@ -33,6 +33,7 @@ from llmd.frontend.runtime import Runtime
 from llmd.tokenizer.chat import ChatTemplate
 from llmd.tokenizer.facts import TokenFacts
 from llmd.tokenizer.load import Tokenizer
+from tests.daemon import SLOW
 
 from .test_access import make_runtime
 from .test_app import nothing, served
@@ -182,7 +183,7 @@ def test_the_document_says_what_the_endpoints_hold_bodies_to() -> None:
 
 
 async def test_the_list_of_paths_is_that_of_the_document(runtime: Runtime) -> None:
-    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=20) as client:
+    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=20 * SLOW) as client:
         listed = (await client.get(url + "/")).json()["paths"]
     assert sorted(listed) == sorted(f"{method.upper()} {path}" for path, item in document()["paths"].items() for method in item)
     ids = [operation["operationId"] for item in document()["paths"].values() for operation in item.values()]
@@ -190,7 +191,7 @@ async def test_the_list_of_paths_is_that_of_the_document(runtime: Runtime) -> No
 
 
 async def test_document_and_page_are_served_and_the_page_needs_nothing_from_elsewhere(runtime: Runtime) -> None:
-    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=20) as client:
+    async with served(create_app(runtime, nothing())) as url, httpx.AsyncClient(timeout=20 * SLOW) as client:
         assert (await client.get(url + "/openapi.json")).json() == document()
         answer = await client.get(url + "/docs")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"

@@ -10,6 +10,7 @@ import pytest
 
 from llmd.model.batch import ForwardBatch, Runner, SampleRequest, SampleResult
 from llmd.scheduler.kv import KvManager
+from tests.daemon import SLOW
 from tests.unit.scheduler.harness import EOS, Bench, CheckingRunner, oracle
 
 
@@ -27,7 +28,7 @@ class Gated(CheckingRunner):
         self.seen.append(batch.input_ids.tolist())
         self.started.release()
         if not self.open:
-            assert self.go.acquire(timeout=10)
+            assert self.go.acquire(timeout=10 * SLOW)
         results = super().step(batch, wanted)
         return [SampleResult(EOS) if request.position in self.ends else result for request, result in zip(wanted, results, strict=True)]
 
@@ -55,13 +56,13 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(bench: Bench, 
     runner = made[0]
     bench.send("a", [1, 2, 3], 6)
     assert bench.turn()
-    assert runner.started.acquire(timeout=10)
+    assert runner.started.acquire(timeout=10 * SLOW)
     turning = threading.Thread(target=bench.turn)
     turning.start()  # launches the second step, then waits for the first
     assert not runner.started.acquire(timeout=0.05)
     assert bench.scheduler.decode.running["a"].output_ids == []
     runner.go.release()
-    assert runner.started.acquire(timeout=10), "the second step runs at once"
+    assert runner.started.acquire(timeout=10 * SLOW), "the second step runs at once"
     turning.join(10)
     assert bench.out.tokens["a"] == oracle([1, 2, 3], 1), "the first one's token is out while the second computes"
     assert runner.seen == [[1, 2, 3], oracle([1, 2, 3], 1)]
