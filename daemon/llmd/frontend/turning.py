@@ -11,8 +11,8 @@ from llmd.observability.pulse import Pulse, next_tick
 #: Seconds between two beats of the loop's pulse, at least and at most; between these it is the period of heartbeats.
 LEAST_S: Final = 0.25
 MOST_S: Final = 0.5
-#: A loop that counts whole milliseconds would be there too early, and then once more.
-_LATER_S: Final = 0.001
+#: So much after the tick, when the heartbeat is on its way: the thread that sends it would otherwise wait for the interpreter, or the loop would.
+_LATER_S: Final = 0.005
 
 
 def until_tick(period: float) -> float:
