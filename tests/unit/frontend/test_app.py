@@ -97,7 +97,7 @@ async def test_every_request_under_v1_is_counted_once(tmp_path: Path) -> None:
             answer = await asyncio.to_thread(answer_to, url, b"POST /v1/detokenize?x=1 HTTP/1.1\r\nHost: localhost\r\n" + bad + b"\r\n\r\n")
             assert b"\r\nx-llmd-weights: " in answer and answer.count(b"connection: close") == 1, answer
         assert (await asyncio.to_thread(answer_to, url, b"no request at all\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
-        await asyncio.sleep(0.2)
+        await until(lambda: sum(runtime.meter.snapshot().counters.values()) >= 12)
     counts = {name.removeprefix("llmd_requests_total"): value for name, value in runtime.meter.snapshot().counters.items()}
     assert counts == {
         '{endpoint="/v1/models",outcome="ok"}': 1,
@@ -215,7 +215,8 @@ async def test_a_request_whose_body_arrives_is_waited_for_by_a_drain_and_told_of
         await until(lambda: runtime.manager.inflight == 1)
         runtime.view.drain()
         late = asyncio.create_task(spoken(url, PARTIAL))
-        await asyncio.sleep(0.05)
+        for _ in range(20):  # of the loop that reads it
+            await asyncio.sleep(0.005)
         assert runtime.manager.inflight == 1, "a drain does not wait for what comes during it"
         assert await farewell(runtime) == 0
         for said in (await answer, await late):
@@ -236,8 +237,8 @@ def test_a_drain_lets_what_it_found_arriving_in() -> None:
 async def test_a_request_that_the_end_of_the_server_cancels_gets_the_envelope(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     runtime = make_runtime(tmp_path)
     async with served(create_app(runtime, nothing())) as url:
-        answer = asyncio.create_task(spoken(url, PARTIAL, within=5))
-        await asyncio.sleep(0.1)
+        answer = asyncio.create_task(spoken(url, PARTIAL, within=60))
+        await until(lambda: runtime.manager.inflight == 1)
     head, _, body = (await answer).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert json.loads(body)["error"]["code"] == "shutting_down"

@@ -22,7 +22,6 @@ from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
 from llmd.supervisor.starting import Starting, Steps, bar
-from tests.daemon import SLOW
 
 
 def test_a_start_that_gets_on_extends_systemds_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,10 +89,8 @@ def test_a_stop_is_raised_and_raised_again_if_it_gets_lost(number: signal.Signal
 
 
 def test_a_deadline_ends_whatever_waits() -> None:
-    began = time.monotonic()
     with pytest.raises(Overdue), deadline(0.1):
-        time.sleep(5 * SLOW)
-    assert time.monotonic() - began < 2 * SLOW
+        time.sleep(3600)
     with deadline(0.1):
         pass
     time.sleep(0.15)

@@ -11,6 +11,7 @@ import pytest
 
 from llmd.errors import ConfigError, RequestError
 from llmd.tokenizer.chat import ChatTemplate
+from tests.daemon import SLOW
 
 USER = [{"role": "user", "content": '<é> & "x"'}]
 
@@ -90,7 +91,7 @@ def test_any_fault_of_rendering_is_a_400(source: str) -> None:
 def test_work_is_bounded(source: str) -> None:
     start = time.monotonic()
     refusal(source)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 20 * SLOW
 
 
 def test_budget_is_each_renderings_own() -> None:

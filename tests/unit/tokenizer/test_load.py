@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -12,6 +13,7 @@ import tokenizers.models
 
 from llmd.errors import ConfigError
 from llmd.tokenizer.load import load_tokenizer
+from tests.daemon import least
 from tests.unit.tokenizer import samples
 
 
@@ -69,6 +71,11 @@ def test_other_threads_run_while_a_long_text_is_encoded(tmp_path: Path) -> None:
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     inner.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
+    assert least(lambda: longest_gap(tokenizer), 0.5) < 0.5, "the encoder gives way to others"
+
+
+def longest_gap(tokenizer: Any) -> float:
+    """The longest time that another thread has to wait while a long text is encoded, as a part of the whole."""
     text = "abcdefghijklmnopqrstuvwxyz" * 40_000
     worker = threading.Thread(target=tokenizer.encode, args=(text, False))
     worker.start()
@@ -79,4 +86,4 @@ def test_other_threads_run_while_a_long_text_is_encoded(tmp_path: Path) -> None:
         gaps.append(now - last)
         last = now
     assert len(gaps) > 10, "the text is long enough to notice"
-    assert max(gaps) < sum(gaps) / 2, "the encoder gives way to others"
+    return max(gaps) / sum(gaps)
