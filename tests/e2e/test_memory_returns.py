@@ -131,7 +131,7 @@ def _admit_for_ever(directory: Path, seconds: float) -> None:
         idle(daemon)
         began = time.monotonic()
         assert daemon.text("one more", max_tokens=8) == "one more"
-        assert time.monotonic() - began < 2 * SLOW
+        assert time.monotonic() - began < 10 * SLOW
         assert "the engine is stalled" not in daemon.log_text(), "the alarm for a queue that stands still"
 
 

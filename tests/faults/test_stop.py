@@ -102,7 +102,7 @@ def test_a_busy_port_is_found_before_any_weight_is_read(tmp_path: Path) -> None:
         started = time.monotonic()
         with daemon, pytest.raises(AssertionError, match="llmd ended with 71"):
             daemon.start()
-        assert time.monotonic() - started < 2 * SLOW
+        assert time.monotonic() - started < 10 * SLOW
         assert f"127.0.0.1:{port}" in daemon.log_text()
 
 

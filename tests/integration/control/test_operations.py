@@ -62,7 +62,7 @@ def test_flush_reports_pages_busy_conflict_and_timeout(daemon: Trio) -> None:
         wait_for(lambda: (made.status()["operation"] or {}).get("verb") == "flush", "flush runs")
         error(made.http.post("/v1/flush", json={"timeout_s": 1}), 409, "flush_in_progress")
         error(waiting.result(), 409, "timeout")
-    assert 0.9 < time.monotonic() - began < 3 * SLOW
+    assert 0.9 < time.monotonic() - began < 10 * SLOW
     first, second, *_ = audit(made)
     assert (first["uid"], first["gid"], first["pid"]) == (os.getuid(), os.getgid(), os.getpid())
     assert (first["verb"], first["reason"], first["result"]) == ("flush", "nightly", "succeeded")

@@ -416,10 +416,8 @@ def test_sigterm_ends_with_0_and_with_the_error_for_what_is_open(world: World) -
     slow(world)
     stream = Background(world, stream=True)
     assert stream.begun.wait(5 * SLOW)
-    start = time.monotonic()
     world.process.send_signal(signal.SIGTERM)
     assert world.process.wait(5 * SLOW) == 0
-    assert time.monotonic() - start < 2.5 * SLOW
     assert json.loads(stream.events[-2])["error"]["code"] == "shutting_down"
     assert "Traceback" not in world.stderr
 

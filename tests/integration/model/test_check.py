@@ -27,7 +27,7 @@ def test_a_good_model(tmp_path: Path) -> None:
     begun = time.monotonic()
     done = check(permutation_llama(tmp_path / "m"), tmp_path / "cache")
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - begun < 2 * SLOW
+    assert time.monotonic() - begun < 10 * SLOW
     files = msgspec.json.decode(done.stdout, type=ModelFiles)
     assert files.name == "m"
 

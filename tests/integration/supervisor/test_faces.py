@@ -192,7 +192,7 @@ def test_nobody_reads_stderr_and_nothing_stands_still(embedded: Make, kind: str)
         until("the child goes on logging", lambda: sum(line["what"] == "spam" for line in one.trace()) > 20)
         asked = time.monotonic()
         one.snapshot()
-        assert time.monotonic() - asked < 1.0 * SLOW
+        assert time.monotonic() - asked < 5 * SLOW
         one.call("shutdown", status=0, why="test")
         assert one.wait() == 0
     finally:
