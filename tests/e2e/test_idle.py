@@ -12,7 +12,7 @@ from tests.daemon import Daemon
 from tests.idle import books
 
 #: Wake-ups a second that each process may have, all threads: about twice what two heartbeats a second come to.
-MOST = {"supervisor": 5, "control": 24, "frontend": 16, "detokenizer": 9, "scheduler": 9}
+MOST = {"supervisor": 3, "control": 12, "frontend": 11, "detokenizer": 3.5, "scheduler": 3.5}
 WINDOW_S = 3.0
 
 

@@ -1,4 +1,5 @@
-"""The control channel: a ROUTER to which every worker connects. Fills the table, sends commands and publications.
+"""The control channel: a ROUTER to which every worker connects, and a socket for the datagrams that its heartbeats are while it has nothing to
+tell. Fills the table, sends commands and publications.
 
 Runs in control's event loop and never blocks it: a worker whose queue is full simply misses a publication, and shows as not
 answering a command. A frame that does not decode is dropped and counted.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 #: Bytes of the longest message that may arrive; a heartbeat has some ten kilobytes.
 MAX_MESSAGE = 16 * 2**20
+
+#: Bytes that are read of a datagram; a heartbeat that tells nothing has some hundred.
+MAX_DATAGRAM = 4096
 
 #: Seconds between two questions `hello` to one identity, and between two warnings about one source.
 ASK_EVERY = 0.2
@@ -75,6 +80,7 @@ class Channel:
         self._draining: asyncio.Handle | None = None
         self._ended: asyncio.Future[None] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._side: socket.socket | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -82,11 +88,14 @@ class Channel:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
 
     def bind(self, endpoint: str) -> None:
-        """Take the endpoint; the socket file of a dead control is replaced."""
+        """Take the endpoint; the socket files of a dead control are replaced."""
         self._socket.bind(endpoint)
+        self._side = sockets.side_inlet(endpoint)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
+        if self._side is not None:
+            self._side.close()
 
     async def run(self) -> None:
         """Take messages in, for ever. Raises what the handling of one has raised.
@@ -96,11 +105,15 @@ class Channel:
         self._ended = self._loop.create_future()
         descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(descriptor, self._drain)
+        if self._side is not None:
+            self._loop.add_reader(self._side, self._drain_side)
         self._drain_soon()
         try:
             await self._ended
         finally:
             self._loop.remove_reader(descriptor)
+            if self._side is not None:
+                self._loop.remove_reader(self._side)
             self._loop = None
 
     def _drain_soon(self) -> None:
@@ -123,6 +136,19 @@ class Channel:
                 self._ended.set_exception(error)
             return
         self._drain_soon()
+
+    def _drain_side(self) -> None:
+        assert self._ended is not None
+        assert self._side is not None
+        try:
+            for _ in range(MESSAGES_PER_TURN):
+                identity, frame = sockets.from_side(self._side.recv(MAX_DATAGRAM))
+                self._receive(identity, [frame])
+        except BlockingIOError:
+            return
+        except Exception as error:
+            if not self._ended.done():
+                self._ended.set_exception(error)
 
     def _receive(self, identity: bytes, frames: list[bytes]) -> None:
         try:

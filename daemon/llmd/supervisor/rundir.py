@@ -151,7 +151,7 @@ def clear(ports: PortArgs, admin_socket: Path | None) -> None:
 
 def clear_stale_sockets(ports: PortArgs, admin_socket: Path, frontends: int) -> None:
     """Under the lock: remove sockets of an earlier life. Anything else at a socket's path is an error that names it, never deleted."""
-    names = ("control", "detokenizer", *(f"tokenizer.{n}" for n in range(frontends)))
+    names = ("control", "control.side", "detokenizer", *(f"tokenizer.{n}" for n in range(frontends)))
     for path in (admin_socket, ports.supervisor_socket, ports.reports, *(ports.private / name for name in names)):
         _remove_socket(path, strict=True)
     for path in _entries(ports.private):

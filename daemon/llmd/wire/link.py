@@ -2,6 +2,7 @@
 
 The thread says Hello again whenever control asks, so control may be replaced at any time. Messages that control is not
 there to take are dropped: a heartbeat leaves out only what control has been told, and from time to time nothing at all.
+One that has nothing to tell is a datagram (`SideOutlet`), as long as somebody takes them.
 
 All processes beat at the same moments, so that what hears them wakes once for all of them.
 """
@@ -82,6 +83,8 @@ class WorkerLink:
         self._told: tuple[Totals | None, Tables | None] = None, None
         """What control knows."""
         self._told_at = 0.0
+        self._identity = f"{hello.role}-{hello.rank}.{hello.incarnation}".encode()
+        self._side = sockets.SideOutlet(endpoint, self._identity)
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="control-link", daemon=True)
         self.bad_frames = 0
@@ -129,7 +132,7 @@ class WorkerLink:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 10)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
-        socket.setsockopt(zmq.IDENTITY, f"{self._hello.role}-{self._hello.rank}.{self._hello.incarnation}".encode())
+        socket.setsockopt(zmq.IDENTITY, self._identity)
         socket.connect(self._endpoint)
         decoder: Decoder[Command | Publish | Shared] = Decoder(WorkerInput)
         poller = zmq.Poller()
@@ -153,6 +156,7 @@ class WorkerLink:
                 next_beat = next_tick(self._period)
         self._flush(socket)
         socket.close()
+        self._side.close()
 
     def _flush(self, socket: zmq.Socket[bytes]) -> None:
         while not self._outbox.empty():
@@ -193,6 +197,8 @@ class WorkerLink:
                 self._told, self._told_at = (None, None), time.monotonic()
             now, told = (self._totals(), self._tables()), self._told
             beat = self._beat(None if now[0] == told[0] else now[0], None if now[1] == told[1] else now[1])
+            if beat.totals is None and beat.tables is None and self._side.send(encode(beat)):
+                return
             self._told = now if self._send(socket, beat) else (None, None)
         except Exception:
             log.exception("a heartbeat could not be made")

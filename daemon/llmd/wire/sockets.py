@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -61,6 +63,54 @@ def receive(socket: zmq.Socket[bytes]) -> bytes | None:
 def readable(socket: zmq.Socket[bytes]) -> bool:
     """Whether there is a message, as the socket's one reader asks."""
     return bool(int(socket.get(zmq.EVENTS)) & _POLLIN)
+
+
+def sidepath(endpoint: str) -> Path:
+    """Where the datagrams beside a ZMQ endpoint of the file system arrive."""
+    return Path(endpoint.removeprefix("ipc://") + ".side")
+
+
+def side_inlet(endpoint: str) -> socket.socket:
+    """The receiving end of these, bound and non-blocking; a stale socket file of a dead process is replaced."""
+    path = sidepath(endpoint)
+    path.unlink(missing_ok=True)
+    inlet = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    inlet.bind(str(path))
+    return inlet
+
+
+def from_side(datagram: bytes) -> tuple[bytes, bytes]:
+    """(identity, frame) of one datagram."""
+    identity, _, frame = datagram.partition(b"\0")
+    return identity, frame
+
+
+class SideOutlet:
+    """The sending end: for small frames that come again and again, since each one over ZMQ wakes a thread of either process more.
+
+    A frame may overtake what was sent over ZMQ shortly before it."""
+
+    def __init__(self, endpoint: str, identity: bytes) -> None:
+        self._path = str(sidepath(endpoint))
+        self._head = identity + b"\0"
+        self._socket: socket.socket | None = None
+
+    def send(self, frame: bytes) -> bool:
+        """Send without blocking; False when nobody takes it, who may be there again at the next one."""
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+                self._socket.connect(self._path)
+            self._socket.send(self._head + frame)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 class Wakeup:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from llmd.wire import sockets
+from llmd.wire.codec import encode
+from llmd.wire.messages import Heartbeat
 from tests.integration.control.harness import READY_INFO, Stage, stage, wait_for
 
 
@@ -163,6 +166,26 @@ def test_a_bad_frame_is_counted_and_named_once(daemon: Stage) -> None:
         wait_for(lambda: daemon.metric('llmd_wire_bad_frames_total{channel="control"}') == 3, "counter")
     assert daemon.log.read_text().count("stranger") == 1
     assert daemon.status()["state"] == "ready"
+
+
+def test_a_datagram_is_a_message_like_any_other(daemon: Stage) -> None:
+    daemon.start_control()
+    scheduler, _, _ = daemon.to_ready()
+    outlet = sockets.SideOutlet(daemon.boot.ports.control, b"scheduler-0.1")
+    nobody = sockets.SideOutlet(daemon.boot.ports.control, b"stranger")
+    heartbeat = Heartbeat(phase="at work", step_age_s=0.0, steps=4711, rss_bytes=1, cpu_s=0.0)
+    scheduler.link.close()
+
+    def steps() -> int:
+        return int(next(row["steps"] for row in daemon.status()["processes"] if row["role"] == "scheduler"))
+
+    assert outlet.send(encode(heartbeat))
+    wait_for(lambda: steps() == 4711, "it is taken in")
+    for _ in range(3):
+        assert nobody.send(b"\xc1nonsense") and nobody.send(encode(heartbeat))
+    wait_for(lambda: daemon.metric('llmd_wire_bad_frames_total{channel="control"}') == 3, "counter")
+    for each in (outlet, nobody):
+        each.close()
 
 
 def test_events_are_acknowledged_and_bring_a_report_at_once(daemon: Stage) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from llmd.wire import sockets
 from llmd.wire.codec import Decoder, encode
 from llmd.wire.messages import Command, ControlInput, Heartbeat, Totals
 from llmd.wire.tables import Tables
@@ -102,6 +103,22 @@ def test_what_control_knows_is_not_told_again(peer: Peer) -> None:
     peer.socket.send_multipart([identity, encode(Command(id=0, verb="hello"))])  # as a control says it that does not know who this is
     beats = [peer.beat() for _ in range(8)]
     assert [(beat.totals, beat.tables) for beat in beats if beat.totals is not None or beat.tables is not None] == [(Totals(), Tables())]
+
+
+def test_what_tells_nothing_comes_as_a_datagram_while_somebody_takes_them(tmp_path: Path) -> None:
+    made = Peer(tmp_path, "plain")
+    try:
+        for _ in range(2):  # a control, and the one that replaces it
+            with sockets.side_inlet(f"ipc://{tmp_path}/control") as inlet:
+                inlet.settimeout(20 * SLOW)
+                for _ in range(3):
+                    identity, frame = sockets.from_side(inlet.recv(4096))
+                    beat = made.decoder.decode(frame)
+                    assert identity == b"frontend-0.1"
+                    assert isinstance(beat, Heartbeat) and beat.totals is None and beat.tables is None
+            made.beats(3)  # nobody takes them: they come as they did before
+    finally:
+        made.close()
 
 
 def test_a_frozen_process_is_not_to_blame_for_it(peer: Peer) -> None:

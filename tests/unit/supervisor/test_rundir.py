@@ -115,7 +115,7 @@ def test_stale_sockets_go_and_foreign_files_stay(ports: PortArgs) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["admin.sock", *(f"private/{name}" for name in ("supervisor.sock", "reports.sock", "control", "tokenizer.1", "scheduler_input.3"))]
+    "name", ["admin.sock", *(f"private/{name}" for name in ("supervisor.sock", "reports.sock", "control.side", "tokenizer.1", "scheduler_input.3"))]
 )
 @pytest.mark.parametrize("kind", ["file", "link", "directory"])
 def test_anything_else_at_a_sockets_path_is_named_and_never_deleted(ports: PortArgs, name: str, kind: str, tmp_path: Path) -> None:
