@@ -25,6 +25,9 @@ from llmd.control.catalog import CATALOG
 
 T = TypeVar("T")
 
+#: llmctl as a command, which waits for an answer as long as a slow machine takes, where it is not the waiting that is tested.
+LLMCTL = [sys.executable, "-c", "import sys, llmctl.context as c; c.READ_TIMEOUT = 60.0; from llmctl.main import main; sys.exit(main())"]
+
 #: One factor for all time bounds of tests, for slow machines.
 SLOW = float(os.environ.get("LLMD_TEST_SLOWNESS", "1"))
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from llmctl.verbs import VERBS
-from tests.daemon import SLOW, Brake, Daemon, wait_for
+from tests.daemon import LLMCTL, SLOW, Brake, Daemon, wait_for
 
 CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "supervision": {"hang_timeout": "60s"}}
 
@@ -31,7 +31,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def ctl(daemon: Daemon, *argv: str, check: int | None = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llmctl.main", "--socket", str(daemon.run_dir), *argv]
+    command = [*LLMCTL, "--socket", str(daemon.run_dir), *argv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120 * SLOW, cwd=cwd)
     assert check is None or done.returncode == check, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Brake, Daemon, wait_for
+from tests.daemon import LLMCTL, SLOW, Brake, Daemon, wait_for
 
 CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "http": {"drain_timeout": "600s"}}
 
@@ -27,7 +26,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def ctl(daemon: Daemon, *argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llmctl.main", "--socket", str(daemon.run_dir), *argv]
+    command = [*LLMCTL, "--socket", str(daemon.run_dir), *argv]
     return subprocess.run(command, capture_output=True, text=True, timeout=120 * SLOW, check=False)
 
 

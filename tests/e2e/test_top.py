@@ -16,7 +16,7 @@ import termios
 import time
 from pathlib import Path
 
-from tests.daemon import SLOW, Daemon
+from tests.daemon import LLMCTL, SLOW, Daemon
 
 _ESCAPE = re.compile(r"\x1b(\[[0-9;?<>=$]*[ -/]*[@-~]|[P\]_].*?(\x1b\\|\x07)|[@-Z\\^_=>])", re.DOTALL)
 
@@ -63,7 +63,7 @@ class Terminal:
 
 
 def once(daemon: Daemon) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "llmctl.main", "--socket", str(daemon.run_dir), "top", "--once"]
+    argv = [*LLMCTL, "--socket", str(daemon.run_dir), "top", "--once"]
     return subprocess.run(argv, capture_output=True, text=True, timeout=30 * SLOW, env=daemon.env, check=False)
 
 
