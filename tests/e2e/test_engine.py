@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 from llmd import Engine, ServerArgs
+from llmd.engine.life import Life
 from llmd.errors import ConfigError, EngineDead, RequestError, StartupError, UsageError
 from tests.daemon import SLOW, Brake, gone, wait_for
 from tests.models import permutation_llama, random_llama
@@ -417,6 +418,22 @@ def test_a_failed_start_says_where_and_leaves_everything_as_it_was(
     assert str(status) in str(caught.value) and caught.value.stage in str(caught.value)
     assert str(short) not in str(caught.value), "what is gone is no place to look"
     assert_back(before, short)
+
+
+def test_a_start_that_has_failed_before_the_caller_looks_says_the_same(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    hear = Life._on_stage
+
+    def hear_late(life: Life, stage: str) -> None:
+        if stage == "boot":
+            wait_for("the child has cleared up", lambda: not life.ports.boot.exists(), 30)
+        hear(life, stage)
+
+    monkeypatch.setattr(Life, "_on_stage", hear_late)
+    with pytest.raises(StartupError) as caught:
+        dummy("control.start=exit(3)")
+    assert (caught.value.exit_code, caught.value.stage) == (70, "control-0: start")
+    assert "control-0" in caught.value.message and str(short) not in str(caught.value)
 
 
 def test_a_whole_life_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:

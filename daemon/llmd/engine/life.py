@@ -186,12 +186,15 @@ class Life:
         except OSError as error:
             raise StartupError("spawn", EXIT_RESOURCE, f"{error.strerror or error}") from None
         await self._until(self._booted.is_set)
-        boot = Boot.load(self.ports.boot.read_bytes())
-        self.frontend = EmbeddedFrontend(boot, self._on_news)
         try:
+            self.frontend = EmbeddedFrontend(Boot.load(self.ports.boot.read_bytes()), self._on_news)
             await self.frontend.prepare()
-        except LlmdError as error:
-            raise StartupError("tokenizer", error.exit_status, error.message) from None
+        except Exception as error:
+            if not self.ports.boot.exists():
+                await self._until(lambda: False)  # the child is ending and has cleared up: its own words say why
+            if isinstance(error, LlmdError):
+                raise StartupError("tokenizer", error.exit_status, error.message) from None
+            raise
         await self._until(lambda: self.frontend is not None and self.frontend.side.view.ready)
         self._child.speak()
 
