@@ -8,6 +8,7 @@ answering a command. A frame that does not decode is dropped and counted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
@@ -105,15 +106,11 @@ class Channel:
         self._ended = self._loop.create_future()
         descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(descriptor, self._drain)
-        if self._side is not None:
-            self._loop.add_reader(self._side, self._drain_side)
         self._drain_soon()
         try:
             await self._ended
         finally:
             self._loop.remove_reader(descriptor)
-            if self._side is not None:
-                self._loop.remove_reader(self._side)
             self._loop = None
 
     def _drain_soon(self) -> None:
@@ -137,18 +134,13 @@ class Channel:
             return
         self._drain_soon()
 
-    def _drain_side(self) -> None:
-        assert self._ended is not None
-        assert self._side is not None
-        try:
+    def take_datagrams(self) -> None:
+        """Take in what has come beside the ROUTER: nobody is woken for it."""
+        assert self._side is not None, "bind comes first"
+        with contextlib.suppress(BlockingIOError):
             for _ in range(MESSAGES_PER_TURN):
                 identity, frame = sockets.from_side(self._side.recv(MAX_DATAGRAM))
                 self._receive(identity, [frame])
-        except BlockingIOError:
-            return
-        except Exception as error:
-            if not self._ended.done():
-                self._ended.set_exception(error)
 
     def _receive(self, identity: bytes, frames: list[bytes]) -> None:
         try:

@@ -84,10 +84,6 @@ class Core:
         self.due = asyncio.Event()
         """The next turn of control's loop is."""
         self.changed = Changed(self.due)
-        self.tick = 0.0
-        """When (monotonic) the heartbeats of this round are sent."""
-        self._unheard: set[str] = set()
-        """Whose heartbeat of this round has not come."""
         self.report_due = asyncio.Event()
         self.reconfiguring = False
         """The configuration is being reloaded."""
@@ -259,22 +255,10 @@ class Core:
                 if worker.role == "frontend":
                     self._sharing.take(worker, message)
             case Heartbeat():
-                if worker.beat_at >= self.tick and worker.name in self._unheard:
-                    self._unheard.remove(worker.name)
-                    if not self._unheard:
-                        self.due.set()
+                pass
             case _:
                 if worker.beat_at == 0.0:
                     self.changed.set()
-
-    def expect_beats(self, tick: float) -> None:
-        """A new round of heartbeats, which are sent at `tick`."""
-        self.tick, self._unheard = tick, {worker.name for worker in self.table}
-
-    @property
-    def all_heard(self) -> bool:
-        """Every worker's heartbeat of this round has come; False where there is no worker."""
-        return not self._unheard and time.monotonic() >= self.tick and any(True for _ in self.table)
 
     def _greet(self, worker: Worker) -> None:
         """Tell a process that has come up what was set by hand since its configuration was written."""
