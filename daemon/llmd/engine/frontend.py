@@ -64,7 +64,7 @@ class EmbeddedFrontend:
         self._over: RequestError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._link.start()
-        self._spawn(turning.beat(self._pulse, boot.args.supervision.heartbeat))
+        self._spawn(turning.beat(self._pulse, lambda: boot.args.supervision))
 
     async def prepare(self) -> None:
         """Load the tokenizer, and say Ready. Raises LlmdError."""

@@ -125,7 +125,7 @@ class Frontend:
         self._access_log.start()
         self._link.start()
         self._spawn(self._prepare())
-        self._spawn(turning.beat(self._pulse, self._context.boot.args.supervision.heartbeat))
+        self._spawn(turning.beat(self._pulse, lambda: self._context.boot.args.supervision))
         try:
             yield
         finally:

@@ -21,17 +21,26 @@ def series(name: str, labels: tuple[tuple[str, str], ...] = ()) -> str:
 class Histogram:
     """One series of observations, for those who have them too often to look it up each time."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("_last", "_seen", "bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self._seen: tuple[int, float] | None = None
+        self._last = HistogramTotals(bounds, tuple(self.counts), 0.0)
 
     def observe(self, value: float) -> None:
         """Put one in (seconds, mostly)."""
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+    def totals(self) -> HistogramTotals:
+        """`counts` become cumulative; the same object while nothing has been put in. For one thread."""
+        seen = sum(self.counts), self.sum
+        if seen != self._seen:
+            self._seen, self._last = seen, HistogramTotals(self.bounds, tuple(itertools.accumulate(self.counts)), self.sum)
+        return self._last
 
 
 class Meter:
@@ -64,8 +73,5 @@ class Meter:
         return found
 
     def snapshot(self) -> Totals:
-        """A copy for the wire. `counts` become cumulative."""
-        histograms = {}
-        for key, histogram in list(self._histograms.items()):
-            histograms[key] = HistogramTotals(histogram.bounds, tuple(itertools.accumulate(histogram.counts)), histogram.sum)
-        return Totals(dict(self._counters), dict(self._gauges), histograms)
+        """A copy for the wire."""
+        return Totals(dict(self._counters), dict(self._gauges), {key: histogram.totals() for key, histogram in list(self._histograms.items())})

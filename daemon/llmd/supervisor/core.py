@@ -62,6 +62,7 @@ class Core:
         self.children = {spec.name: Child(spec) for spec in specs}
         self.units = {unit.name: unit for unit in policy.units_of(specs)}
         self.states = {name: UnitState() for name in self.units}
+        self._unit_of = {name: unit for unit in self.units.values() for name in unit.members}
         self.epoch = 1
         self.mode: Mode = "starting"
         self.stop: StopSequence | None = None
@@ -241,7 +242,7 @@ class Core:
 
     def unit_of(self, name: str) -> Unit:
         """The unit that a process belongs to."""
-        return next(unit for unit in self.units.values() if name in unit.members)
+        return self._unit_of[name]
 
     def shutdown(self, status: int, why: str) -> None:
         """Stop everything in order, then end with `status`."""
