@@ -19,13 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
 
 from llmd import Engine, ServerArgs
+from llmd.engine.frontend import EmbeddedFrontend
 from llmd.engine.life import Life
 from llmd.errors import ConfigError, EngineDead, RequestError, StartupError, UsageError
+from llmd.wire.messages import Command, Publish
 from tests.daemon import SLOW, Brake, gone, wait_for
 from tests.models import permutation_llama, random_llama
 
@@ -389,6 +392,21 @@ def test_shutdown_ends_what_runs_and_is_idempotent(tmp_path: Path) -> None:
         engine.generate("a")
 
 
+def test_a_word_of_control_that_comes_after_the_end_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    take, pictures = EmbeddedFrontend._take, list[Publish]()
+
+    def remember(frontend: EmbeddedFrontend, message: Command | Publish) -> None:
+        pictures.extend([message] if isinstance(message, Publish) else [])
+        take(frontend, message)
+
+    monkeypatch.setattr(EmbeddedFrontend, "_take", remember)
+    with dummy() as engine:
+        frontend = engine._life.frontend
+    assert frontend is not None
+    ready = next(picture for picture in pictures if picture.engine_up)
+    take(frontend, msgspec.structs.replace(ready, epoch=ready.epoch + 1))
+
+
 @pytest.mark.parametrize(
     ("kwargs", "failpoints", "stage", "status"),
     [
@@ -530,7 +548,7 @@ def test_a_shutdown_that_was_interrupted_is_finished_by_the_next(short: Path) ->
 import signal, threading
 os.kill(info["pid"], signal.SIGSTOP)  # so that it takes as long as it may
 try:
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     engine.shutdown()
 except KeyboardInterrupt:
     print("interrupted")

@@ -62,6 +62,7 @@ class EmbeddedFrontend:
         )
         self._turn = asyncio.Event()
         self._over: RequestError | None = None
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._link.start()
         self._spawn(turning.beat(self._pulse, lambda: boot.args.supervision))
@@ -101,6 +102,7 @@ class EmbeddedFrontend:
 
     async def close(self) -> None:
         """Give everything back."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -124,6 +126,8 @@ class EmbeddedFrontend:
             self._loop.call_soon_threadsafe(self._take, message)
 
     def _take(self, message: Command | Publish) -> None:
+        if self._closed:
+            return  # it was on its way here, and would open what has been given back
         view = self.side.view
         if isinstance(message, Command):
             if message.verb == "freeze":

@@ -228,5 +228,6 @@ def test_it_is_counted_as_done_without_generating(make_world: Callable[..., Worl
     wait_for(lambda: world.control.counter(name) == 1, 5)
     assert world.control.counter("llmd_prompt_tokens_total") == 3
     assert world.control.counter("llmd_generation_tokens_total") == 0
+    wait_for(lambda: any(line["path"] == "/v1/embeddings" for line in world.access_lines()), 5)
     (line,) = [line for line in world.access_lines() if line["path"] == "/v1/embeddings"]
     assert (line["prompt_tokens"], line["completion_tokens"], line["outcome"]) == (3, 0, "ok")
