@@ -3,8 +3,8 @@
 Free of cost when off: `hit` is one dictionary look-up in an empty dictionary. Armed only where `--allow-failpoints` was given.
 Actions: raise, delay(TIME), kill (SIGKILL), exit(N), hang (sleep for ever), spin (burn Python), oom (exit as the kernel's
 OOM killer would make it), and two that last until a test is ready, however slow its machine: delay(TIME,PATH), a delay only while
-there is a file PATH, and hold(PATH), a sleep until there is none. `NAME(TEXT)` acts only where the text passed to `hit` contains TEXT. A number before the action,
-`2*kill`, acts that many times only.
+there is a file PATH, and hold(PATH), a sleep until there is none. `NAME(TEXT)` acts only where the text passed to `hit` contains TEXT.
+A number before the action, `2*kill`, acts that many times only.
 """
 
 from __future__ import annotations
