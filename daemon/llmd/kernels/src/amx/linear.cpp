@@ -17,12 +17,14 @@ constexpr int RING = 4;          // groups that are kept where they are read onc
 constexpr int AHEAD = 2;         // groups that weights are written ahead of the unit: it can read them only some time later
 constexpr int BLOCKS = 2;        // of rows at once
 
-using Sums = float[2][ROW_BLOCK][PANEL];
+constexpr int ROWS_PER_GROUP = 2;  // of sums that are put where they belong while the unit multiplies a group
 
-// A strip's weights and the sums of row blocks.
+using Sums = float[BLOCKS][2][ROW_BLOCK][PANEL];
+
+// A strip's weights, and the sums of row blocks: those that are being made and those that were.
 struct Work {
     alignas(64) Tile weights[MAX_TILES];
-    alignas(64) Sums sums[BLOCKS];
+    alignas(64) Sums sums[2];
 };
 thread_local Work thread_works[2];  // of gates and of ups
 
@@ -94,9 +96,25 @@ AMX_INLINE void multiply_group(const char* x, int64_t next, const Tile* weights)
     }
 }
 
-// work.sums = those of COUNT row blocks, whose activations are at x.
-template <int FORMAT, int COUNT, Weights WEIGHTS>
-AMX void multiply(const Strip<FORMAT>& strip, int groups, const char* x, Work& work) {
+// What is done with the rows of sums that are made, `what.put(r)`: some at a time while the unit makes the next ones, so that neither waits for the other.
+template <class What>
+struct Later {
+    What what;
+    int next = 0, rows = 0;
+
+    AMX void some(int count) {
+        for (int i = 0; i < count && next < rows; ++i) what.put(next++);
+    }
+    // Now these, what is left of the last ones being done.
+    AMX void become(const What& wanted, int count) {
+        some(rows);
+        what = wanted, next = 0, rows = count;
+    }
+};
+
+// sums = those of COUNT row blocks, whose activations are at x.
+template <int FORMAT, int COUNT, Weights WEIGHTS, class What>
+AMX void multiply(const Strip<FORMAT>& strip, int groups, const char* x, Work& work, Sums& sums, Later<What>& later) {
     constexpr int GROUP_BYTES = TILE_BYTES * (weight_parts(FORMAT) > 1 ? ROWS_SPLIT : ROWS_ROUNDED);
     _tile_zero(0);
     _tile_zero(1);
@@ -111,32 +129,35 @@ AMX void multiply(const Strip<FORMAT>& strip, int groups, const char* x, Work& w
         }
         written();
         multiply_group<FORMAT, COUNT>(x, int64_t(groups) * GROUP_BYTES, tiles_of<FORMAT, WEIGHTS>(work, g));
+        later.some(ROWS_PER_GROUP);
     }
-    _tile_stored(0, work.sums[0][0], 64);
-    _tile_stored(1, work.sums[0][1], 64);
+    _tile_stored(0, sums[0][0], 64);
+    _tile_stored(1, sums[0][1], 64);
     if constexpr (COUNT == 2) {
-        _tile_stored(2, work.sums[1][0], 64);
-        _tile_stored(3, work.sums[1][1], 64);
+        _tile_stored(2, sums[1][0], 64);
+        _tile_stored(3, sums[1][1], 64);
     }
     written();
 }
 
 // The sums of strip `index` for the row blocks that begin at `row`, the first of which is row0's, of rows up to row1.
-template <int FORMAT>
-AMX void multiply(const Linear& op, int index, int row0, int row, int row1, Work& work) {
+template <int FORMAT, class What>
+AMX void multiply(const Linear& op, int index, int row0, int row, int row1, Work& work, Sums& sums, Later<What>& later) {
     const Strip<FORMAT> strip(op.w, index);
     const char* x = (const char*)op.xq.bf16(row, 0);
     const int groups = op.w.k / GROUP;
     const bool two = row + ROW_BLOCK < row1;
-    if (row1 - row0 <= BLOCKS * ROW_BLOCK || groups * TILES<FORMAT> > MAX_TILES) (two ? multiply<FORMAT, 2, Weights::ONCE> : multiply<FORMAT, 1, Weights::ONCE>)(strip, groups, x, work);
-    else if (row == row0) multiply<FORMAT, 2, Weights::KEEP>(strip, groups, x, work);
-    else (two ? multiply<FORMAT, 2, Weights::KEPT> : multiply<FORMAT, 1, Weights::KEPT>)(strip, groups, x, work);
+    const auto with = [&](auto* kernel) AMX { kernel(strip, groups, x, work, sums, later); };
+    if (row1 - row0 <= BLOCKS * ROW_BLOCK || groups * TILES<FORMAT> > MAX_TILES) with(two ? multiply<FORMAT, 2, Weights::ONCE, What> : multiply<FORMAT, 1, Weights::ONCE, What>);
+    else if (row == row0) with(multiply<FORMAT, 2, Weights::KEEP, What>);
+    else with(two ? multiply<FORMAT, 2, Weights::KEPT, What> : multiply<FORMAT, 1, Weights::KEPT, What>);
 }
 
 // Row r's sums as the outputs 0 to 15 and 16 to 31.
 template <int FORMAT>
 VEC_INLINE void outputs(const Sums& sums, int r, V& first, V& second) {
-    first = load(sums[0][r]), second = load(sums[1][r]);
+    const auto& block = sums[r / ROW_BLOCK];
+    first = load(block[0][r % ROW_BLOCK]), second = load(block[1][r % ROW_BLOCK]);
     if constexpr (weight_parts(FORMAT) > 1) return;
     if constexpr (is_quantized(FORMAT)) {
         first = mul(first, splat(sum_scale(FORMAT))), second = mul(second, splat(sum_scale(FORMAT)));
@@ -153,18 +174,23 @@ VEC_INLINE void put_half(const Linear& op, float* y, V x, int columns, bool past
     store(y, op.flags & LINEAR_ADD ? add(load(y, columns), x) : x, columns);
 }
 
+// The outputs of a strip for the row blocks that begin at `row`.
 template <int FORMAT>
-void put(const Linear& op, int index, int row, int rows, const Sums& sums) {
-    const int column = index * STRIP, columns = op.w.n - column;
-    const bool past = past_caches(op);
-    for (int r = 0; r < rows; ++r) {
+struct Outputs {
+    const Linear* op;
+    const Sums* sums;
+    int index, row;
+    bool past;
+
+    AMX_INLINED void put(int r) const {
+        const int column = index * STRIP, columns = op->w.n - column;
         V first, second;
-        outputs<FORMAT>(sums, r, first, second);
-        float* y = op.y + (row + r) * op.ldy + column;
-        put_half(op, y, first, least(columns, PANEL), past);
-        if (columns > PANEL) put_half(op, y + PANEL, second, least(columns - PANEL, PANEL), past);
+        outputs<FORMAT>(*sums, r, first, second);
+        float* y = op->y + (row + r) * op->ldy + column;
+        put_half(*op, y, first, least(columns, PANEL), past);
+        if (columns > PANEL) put_half(*op, y + PANEL, second, least(columns - PANEL, PANEL), past);
     }
-}
+};
 
 // Puts 16 numbers as bf16, in the order that tiles of activations have: of each four, the two in the middle change places. Returns what that leaves of them.
 AMX_INLINE V put_rounded(uint16_t* at, V x) {
@@ -185,26 +211,34 @@ AMX_INLINE void put_group(const QuantRows& out, int row, int g, V first, V secon
 
 VEC_INLINE V gate(V x, V up) { return mul(mul(x, up), inverse(add(splat(1.0f), exp(sub(splat(0.0f), x))))); }
 
+// Group g of the rows that begin at `row`.
 template <int FORMAT>
-AMX void put_gated(const QuantRows& out, int g, int row, int rows, const Sums& gates, const Sums& ups) {
-    for (int r = 0; r < rows; ++r) {
+struct GatedGroup {
+    const QuantRows* out;
+    const Sums *gates, *ups;
+    int g, row;
+
+    AMX_INLINED void put(int r) const {
         V gate1, gate2, up1, up2;
-        outputs<FORMAT>(gates, r, gate1, gate2);
-        outputs<FORMAT>(ups, r, up1, up2);
-        put_group(out, row + r, g, gate(gate1, up1), gate(gate2, up2));
+        outputs<FORMAT>(*gates, r, gate1, gate2);
+        outputs<FORMAT>(*ups, r, up1, up2);
+        put_group(*out, row + r, g, gate(gate1, up1), gate(gate2, up2));
     }
-}
+};
 
 template <int FORMAT>
 AMX void strips(const Linear& op, int strip0, int strip1, int row0, int row1) {
     Work& work = works()[0];
+    Later<Outputs<FORMAT>> later{};
+    int turn = 0;
     configure(row1 - row0);
     for (int index = strip0; index < strip1; ++index) {
-        for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK) {
-            multiply<FORMAT>(op, index, row0, row, row1, work);
-            for (int i = 0; i < BLOCKS && row + i * ROW_BLOCK < row1; ++i) put<FORMAT>(op, index, row + i * ROW_BLOCK, least(row1 - row - i * ROW_BLOCK, ROW_BLOCK), work.sums[i]);
+        for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK, turn ^= 1) {
+            multiply<FORMAT>(op, index, row0, row, row1, work, work.sums[turn], later);
+            later.become({&op, &work.sums[turn], index, row, past_caches(op)}, least(row1 - row, BLOCKS * ROW_BLOCK));
         }
     }
+    later.some(BLOCKS * ROW_BLOCK);
     _mm_sfence();  // other threads read what went past the caches
     _tile_release();
 }
@@ -213,16 +247,17 @@ AMX void strips(const Linear& op, int strip0, int strip1, int row0, int row1) {
 template <int FORMAT>
 AMX void gated_strips(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
     Work* work = works();
+    Later<GatedGroup<FORMAT>> later{};
+    int turn = 0;
     const int ups = op.w.n / 2 / STRIP;
     configure(row1 - row0);
     for (int g = group0; g < group1; ++g) {
-        for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK) {
-            for (int i = 0; i < 2; ++i) multiply<FORMAT>(op, g + i * ups, row0, row, row1, work[i]);
-            for (int i = 0; i < BLOCKS && row + i * ROW_BLOCK < row1; ++i) {
-                put_gated<FORMAT>(out, g, row + i * ROW_BLOCK, least(row1 - row - i * ROW_BLOCK, ROW_BLOCK), work[0].sums[i], work[1].sums[i]);
-            }
+        for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK, turn ^= 1) {
+            for (int i = 0; i < 2; ++i) multiply<FORMAT>(op, g + i * ups, row0, row, row1, work[i], work[i].sums[turn], later);
+            later.become({&out, &work[0].sums[turn], &work[1].sums[turn], g, row}, least(row1 - row, BLOCKS * ROW_BLOCK));
         }
     }
+    later.some(BLOCKS * ROW_BLOCK);
     _tile_release();
 }
 

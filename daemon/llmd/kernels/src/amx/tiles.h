@@ -6,7 +6,8 @@
 
 #ifdef LLMD_HAS_AMX
 #define AMX __attribute__((target("amx-tile,amx-bf16,avx512bf16,avx512fp16")))
-#define AMX_INLINE static inline __attribute__((always_inline, target("amx-tile,amx-bf16,avx512bf16,avx512fp16")))
+#define AMX_INLINED __attribute__((always_inline, target("amx-tile,amx-bf16,avx512bf16,avx512fp16")))
+#define AMX_INLINE static inline AMX_INLINED
 
 namespace llmd {
 namespace LLMD_ISA_NS {
