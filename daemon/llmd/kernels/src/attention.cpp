@@ -5,12 +5,11 @@
 
 namespace llmd {
 
-// As isa/attention.cpp carves it: per row, rounded up, three rows of numbers, a block's weights and four numbers; gathered tiles, and
-// int8 tiles as bf16.
+// What isa/attention_vectors.h and amx/attention_memory.h carve it into, the larger term of each kind.
 size_t attention_scratch(const KvShape& kv, int heads) {
-    const size_t rows = std::max<size_t>(size_t(heads), QUERY_ROWS) + 2 * TILE;
-    const size_t expanded = kv.type == KV_I8 ? size_t(BLOCK / TILE) * 64 * size_t(kv.dim()) : 0;
-    return rows * (3 * size_t(kv.dim()) + BLOCK + 4) * sizeof(float) + size_t(BLOCK / TILE) * kv.head_bytes() + expanded + 128;
+    const size_t rows = std::max<size_t>(size_t(heads), QUERY_ROWS) + 2 * TILE, tiles = 3 * BLOCK / TILE, dim = size_t(kv.dim());
+    const size_t of_rows = rows * (3 * dim + BLOCK + 4), of_parts = 2 * TILE * (BLOCK + dim + TILE);
+    return (of_rows + of_parts) * sizeof(float) + tiles * (kv.head_bytes() + TILE * (4 * dim + 4 * TILE)) + 1024;
 }
 
 }  // namespace llmd

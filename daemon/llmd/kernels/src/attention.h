@@ -10,8 +10,8 @@
 
 namespace llmd {
 
-constexpr int BLOCK = 128;
-constexpr int QUERY_ROWS = 96;  // query rows (tokens x heads of a group) of a tile at most, unless a single token has more
+constexpr int BLOCK = 64;
+constexpr int QUERY_ROWS = 384;  // query rows (tokens x heads of a group) of a tile at most, unless a single token has more
 
 struct Attention {
     KvShape kv;

@@ -1,10 +1,45 @@
 // A block of attention in vectors: scores (queries x keys), softmax of each row, weighted values; all in float32.
 #pragma once
 
-#include "attention_common.h"
+#include "attention_ahead.h"
 
 namespace llmd::LLMD_ISA_NS {
 namespace {
+
+// What a tile of queries works in, carved out of its scratch memory. R rows.
+struct Work {
+    float* q;        // [R, dim], scaled
+    float* scores;   // [R, BLOCK] of one head, then weights
+    float* values;   // [R, dim] of one block
+    float* total;    // [R, dim] merged
+    float* max;      // [R] of one block
+    float* sum;      // [R] of one block
+    float* old_max;  // [R] merged
+    float* old_sum;  // [R] merged
+    char* gathered;  // [TILES] tiles of one head
+
+    // The same from row r on, for a head that is not the first.
+    Work from(int r, int dim) const {
+        return {q + r * dim, scores, values + r * dim, total + r * dim, max + r, sum + r, old_max + r, old_sum + r, gathered};
+    }
+};
+
+Work carve(void* scratch, const KvShape& kv, int rows) {
+    const size_t r = size_t(rows + TILE - 1) / TILE * TILE, dim = size_t(kv.dim());  // so that all begins at a line of the cache
+    float* at = static_cast<float*>(scratch);
+    const auto take = [&at](size_t n) { return (at += n) - n; };
+    Work w;
+    w.q = take(r * dim);
+    w.scores = take(r * BLOCK);
+    w.values = take(r * dim);
+    w.total = take(r * dim);
+    w.max = take(r);
+    w.sum = take(r);
+    w.old_max = take(r);
+    w.old_sum = take(r);
+    w.gathered = reinterpret_cast<char*>(at);
+    return w;
+}
 
 // Register tiles: QR rows x KT key tiles for scores, QR rows x VT vectors of values.
 #if defined(__AVX512F__)
@@ -14,7 +49,6 @@ constexpr int QR = 3, KT = 2, VT = 2;
 #else
 constexpr int QR = 2, KT = 1, VT = 1;
 #endif
-
 
 template <class T, int R>
 void scores_of(const float* q, const BlockTiles& b, int dim, float* out, Ahead& ahead) {
@@ -141,7 +175,7 @@ void softmax(float* row, int tiles, int lo, int hi, const float* const* scales, 
 
 template <class T>
 void one_block(const Where& at, int block, const Work& w, Ahead& ahead) {
-    const BlockTiles b = block_tiles<T>(at, block, w);
+    const BlockTiles b = block_tiles<T>(at, block, w.gathered);
     const int dim = at.op.kv.dim(), group = at.op.group();
     ahead.begin(b.count);
     for_rows(at.tokens * group, Scores<T>{w, b, dim, ahead});
@@ -153,19 +187,14 @@ void one_block(const Where& at, int block, const Work& w, Ahead& ahead) {
     for_rows(at.tokens * group, Values<T>{w, b.v, b.keys, dim, ahead});
 }
 
-// Attention in vectors of float32, for all KV types.
-struct Vectors {
-    static void begin(const Attention&, int) {}
-    static void end(const Attention&) {}
-    static void load(const Where& at, const Work& w) { load_queries(at, w); }
-    static void block(const Where& at, int index, const Work& w, Ahead& ahead) {
-        switch (at.op.kv.type) {
-            case KV_F32: return one_block<F32>(at, index, w, ahead);
-            case KV_BF16: return one_block<Bf16>(at, index, w, ahead);
-            default: return one_block<I8>(at, index, w, ahead);
-        }
+// Fills w's values, max and sum.
+void vector_block(const Where& at, int block, const Work& w, Ahead& ahead) {
+    switch (at.op.kv.type) {
+        case KV_F32: return one_block<F32>(at, block, w, ahead);
+        case KV_BF16: return one_block<Bf16>(at, block, w, ahead);
+        default: return one_block<I8>(at, block, w, ahead);
     }
-};
+}
 
 }  // namespace
 }  // namespace llmd::LLMD_ISA_NS
