@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -306,6 +307,16 @@ class Daemon:
                     assert not done
                     yield json.loads(line[6:])
         assert done, "the stream ended without [DONE]"
+
+
+def signal_another_thread(pid: int, number: signal.Signals) -> None:
+    """Signal a process as the kernel may do it when its main thread has just stood still: in some other thread that does not block it."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        blocked = next(int(line.split()[1], 16) for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk:"))
+        if int(task.name) != pid and not blocked >> (number - 1) & 1:
+            assert ctypes.CDLL(None).tgkill(pid, int(task.name), int(number)) == 0
+            return
+    raise AssertionError("every other thread blocks it")
 
 
 def gone(pids: list[int]) -> bool:

@@ -56,6 +56,7 @@ class _Process:
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._wakeup.hear_signals()
         self._meter.set("llmd_detokenizer_states", 0)
         self._link.start()
         self._link.progress("loading tokenizer")

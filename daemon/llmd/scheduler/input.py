@@ -67,6 +67,10 @@ class Input:
                 continue
             yield message
 
+    def hear_signals(self) -> None:
+        """A signal ends a `wait` too, whichever thread the kernel gives it to. For the main thread."""
+        self._wakeup.hear_signals()
+
     def wake(self) -> None:
         """End a `wait`; may be called from a signal handler."""
         self._wakeup.set()

@@ -36,6 +36,7 @@ def run(context: WorkerContext) -> int:
     meter, pulse = Meter(), Pulse()
     zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     source = Input(context.epoch, meter)
+    source.hear_signals()
     gauges, tables = _Gauges(meter), SchedulerTables()
     link = WorkerLink(
         boot.ports.control,

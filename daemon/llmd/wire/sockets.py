@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -114,20 +115,30 @@ class SideOutlet:
 
 
 class Wakeup:
-    """An eventfd that lets another thread wake a poller."""
+    """A pipe that lets another thread, or a signal, wake a poller of `fd`."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fd, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._hears_signals = False
+
+    def hear_signals(self) -> None:
+        """Signals wake the poller too; for the main thread. The kernel may give one to any other thread, and then nothing ends the main thread's wait,
+        in which alone Python runs the handler."""
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._hears_signals = True
 
     def set(self) -> None:
         """Wake the poller that watches `fd`."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self.fd, 1)
+            os.write(self._writer, b"\0")
 
     def clear(self) -> None:
         """Take the wake-up; call before looking at what it announced."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
+            os.read(self.fd, 4096)
 
     def close(self) -> None:
+        if self._hears_signals:
+            signal.set_wakeup_fd(-1)
         os.close(self.fd)
+        os.close(self._writer)

@@ -40,7 +40,7 @@ from llmd.wire.messages import (
     TokenChunk,
 )
 from tests.beats import totals_of, whole
-from tests.daemon import SLOW, wait_for
+from tests.daemon import SLOW, signal_another_thread, wait_for
 from tests.unit.tokenizer import samples
 
 EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
@@ -219,6 +219,13 @@ def test_killed_and_started_again_it_reports_what_it_does_not_know(world: World)
 def test_sigterm_ends_it_at_once_with_status_0(world: World) -> None:
     process = world.start()
     process.terminate()
+    assert process.wait(5 * SLOW) == 0
+
+
+def test_sigterm_ends_it_whichever_thread_gets_it(world: World) -> None:
+    process = world.start()
+    wait_for("it is idle", lambda: world.heartbeat().phase == "idle", 10)
+    signal_another_thread(process.pid, signal.SIGTERM)
     assert process.wait(5 * SLOW) == 0
 
 

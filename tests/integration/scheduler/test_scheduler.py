@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.daemon import Brake
+from tests.daemon import Brake, signal_another_thread
 from tests.integration.scheduler.engine import EOS, SLOW, Engine, echo
 
 Start = Callable[..., Engine]
@@ -292,6 +293,15 @@ def test_a_new_epoch_removes_the_sockets_of_others_and_a_term_in_mid_step_ends_w
     again.send("a", [1], 5)
     again.until("it hangs", lambda: again.heartbeats and again.heartbeats[-1].step_age_s > 0.1, 5)
     assert again.terminate() == 0
+
+
+def test_a_term_ends_it_whichever_thread_gets_it(start: Start) -> None:
+    engine = start()
+    engine.send("a", [1], 3)
+    engine.wait_over("a")
+    assert_idle(engine)
+    signal_another_thread(engine.process.pid, signal.SIGTERM)
+    assert engine.process.wait(10 * SLOW) == 0
 
 
 def test_a_pool_that_cannot_work_ends_with_78_and_says_what_would(start: Start, tmp_path: Path) -> None:
