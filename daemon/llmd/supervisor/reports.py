@@ -29,8 +29,9 @@ class _Entry:
         asyncore.socket_map[self._fd] = self
 
     def close(self) -> None:
-        """Leave the loop."""
-        asyncore.socket_map.pop(self._fd, None)
+        """Leave the loop. Once more does nothing: the descriptor may be another's by then."""
+        if asyncore.socket_map.get(self._fd) is self:
+            del asyncore.socket_map[self._fd]
         self._socket.close()
 
     def readable(self) -> bool:
@@ -80,6 +81,9 @@ class _Line(_Entry):
         self.open = False
         super().close()
 
+    def readable(self) -> bool:
+        return not self._out  # who does not read its answers is not heard
+
     def writable(self) -> bool:
         return bool(self._out)
 
@@ -90,18 +94,29 @@ class _Line(_Entry):
             return
         except OSError:
             data = b""
-        *reports, self._in = (self._in + data).split(b"\n")
+        self._in += data
         if not data or len(self._in) > _MOST:
             self.close()
             return
-        if reports:
-            self._out += b"".join(self._answer(report) + b"\n" for report in reports)
-            self.handle_write_event()
+        self._serve()
 
     def handle_write_event(self) -> None:
+        if not self.open:
+            return  # closed in the same round of the loop
+        self._send()
+        self._serve()
+
+    def _send(self) -> None:
         try:
             self._out = self._out[self._socket.send(self._out) :]
         except BlockingIOError:
             return
         except OSError:
             self.close()
+
+    def _serve(self) -> None:
+        """Answer line by line, each when the answer before it is out."""
+        while self.open and not self._out and b"\n" in self._in:
+            report, _, self._in = self._in.partition(b"\n")
+            self._out = self._answer(report) + b"\n"
+            self._send()

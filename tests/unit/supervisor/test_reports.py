@@ -113,3 +113,28 @@ def test_a_fault_of_ours_is_logged_and_ends_that_connection_alone(path: Path, ca
         assert client.recv(10) == b""
         other.sendall(b"two\n")
         assert turn_until_answered(other) == b"re two\n"
+
+
+def test_who_does_not_read_answers_is_not_heard_until_it_does(path: Path, answers: list[bytes]) -> None:
+    answers.extend(b"x" * 500_000 for _ in range(10))
+    with connect(path) as client:
+        client.sendall(b"one\n" * 10)
+        for _ in range(10):
+            turn()
+        assert len(answers) >= 8, "no more answers are made than are taken"
+        client.sendall(b"two\n")
+        assert turn_until_answered(client, 11).endswith(b"\nre two\n")
+
+
+def test_a_descriptor_that_is_another_s_stays_in_the_loop(path: Path) -> None:
+    with connect(path):
+        turn()
+        [line] = [entry for entry in asyncore.socket_map.values() if not isinstance(entry, ReportSocket)]
+        line.close()
+        with connect(path):
+            turn()  # it has the descriptor now
+            known = dict(asyncore.socket_map)
+            assert line not in known.values() and len(known) == 2
+            line.handle_write_event()
+            line.close()
+            assert asyncore.socket_map == known
