@@ -2,7 +2,8 @@
 
 `python -m tests.bench.bench_http [MODEL.gguf] [key=value ...]`: a GGUF (the embedded one by default) and settings of llmd. Works: *short* 128 tokens
 in and 128 out, *shared* 1,024 shared and 32 in and 64 out, *long* 1,500 in and 16 out. Medians of three rounds, each with prompts of its own. The
-peer runs in `.venv-peer`, which is made when it is missing, on the same file and the same prompts, before llmd, never beside it.
+peer runs in `.venv-peer`, which is made when it is missing, on the same file and the same prompts, before llmd, never beside it. PEER=f32 and PEER=bf16
+tell it what to compute in; with PEER=1 it chooses. It takes its KV cache's memory before it begins, so llmd is told to (memory.preallocate=false: not).
 
 At the end some of the 64-stream answers are asked for again, alone and with an empty prefix cache: their texts must be the same.
 """
@@ -48,14 +49,15 @@ def tokens_of(work: str, streams: int) -> int:
     return streams * (WORKS[work].input_len if work == "long" else WORKS[work].output_len)
 
 
-def peer(model: Path) -> Rates:
-    """Rates of the peer."""
+def peer(model: Path, choice: str) -> Rates:
+    """Rates of the peer; `choice` is what PEER says."""
     python = PEER_VENV / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", PEER_VENV], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEER_PACKAGE], check=True)
     script = Path(__file__).with_name("peer_openvino.py")
-    done = subprocess.run([python, script, model, json.dumps(plan())], stdout=subprocess.PIPE, check=True, env=os.environ | {"PYTHONPATH": str(ROOT / "admin")})
+    command = [python, script, model, json.dumps(plan()), *([] if choice == "1" else [choice])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | {"PYTHONPATH": str(ROOT / "admin")})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
     return {(line["work"], line["streams"]): [tokens_of(line["work"], line["streams"]) / s for s in line["seconds"]] for line in lines}
 
@@ -113,12 +115,13 @@ def same_alone(daemon: Daemon, widest: Result) -> int:
 def main(argv: list[str]) -> None:
     settings = dict(word.split("=", 1) for word in argv if "=" in word)
     model = Path(next((word for word in argv if "=" not in word), EMBEDDED)).resolve()
-    config: dict[str, Any] = {"model": {"path": str(model)}}
+    config: dict[str, Any] = {"model": {"path": str(model)}, "memory": {"preallocate": True}}
     for key, value in settings.items():
         section, name = key.split(".", 1)
         config.setdefault(section, {})[name] = yaml.safe_load(value)
     print(model.name, settings or "")
-    theirs = peer(model) if os.environ.get("PEER") else {}
+    choice = os.environ.get("PEER")
+    theirs = peer(model, choice) if choice else {}
     with tempfile.TemporaryDirectory() as directory, Daemon(Path(directory), config=config).start(timeout=600) as daemon:
         rates, widest = ours(daemon)
         same = same_alone(daemon, widest)

@@ -1,7 +1,7 @@
 """What OpenVINO GenAI does with the same GGUF and the same prompts, in its own process and virtual environment; JSON lines on stdout.
 
-`python peer_openvino.py MODEL.gguf '[["short", 4, [seed, …]], …]'`, with openvino-genai installed and `admin` on PYTHONPATH. In-process, no
-HTTP and no client beside it: a favour to the peer.
+`python peer_openvino.py MODEL.gguf '[["short", 4, [seed, …]], …]' [f32|bf16]`, with openvino-genai installed and `admin` on PYTHONPATH. In-process, no
+HTTP and no client beside it: a favour to the peer. What it computes in is its own choice (bf16 on a CPU with AMX) unless it is told.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import openvino_genai as genai
 from llmctl.load import WORKS, Work, prompts
 
 
-def pipeline(path: str) -> genai.ContinuousBatchingPipeline:
+def pipeline(path: str, precision: str | None) -> genai.ContinuousBatchingPipeline:
     """Continuous batching as its makers recommend it on a CPU: prefix cache, chunked prefill, 4 GB of KV."""
     config = genai.SchedulerConfig()
     config.cache_size, config.max_num_batched_tokens, config.max_num_seqs = 4, 512, 64
     config.enable_prefix_caching = config.dynamic_split_fuse = True
-    return genai.ContinuousBatchingPipeline(path, config, "CPU")
+    return genai.ContinuousBatchingPipeline(path, config, "CPU", {"INFERENCE_PRECISION_HINT": precision} if precision else {})
 
 
 def seconds(pipe: genai.ContinuousBatchingPipeline, work: Work, texts: list[str]) -> float:
@@ -32,8 +32,8 @@ def seconds(pipe: genai.ContinuousBatchingPipeline, work: Work, texts: list[str]
     return time.perf_counter() - began
 
 
-def main(path: str, plan: list[tuple[str, int, list[int]]]) -> None:
-    pipe = pipeline(path)
+def main(path: str, plan: list[tuple[str, int, list[int]]], precision: str | None = None) -> None:
+    pipe = pipeline(path, precision)
     seconds(pipe, Work(20, 8), prompts(Work(20, 8), 2, 0))
     for name, streams, seeds in plan:
         work = WORKS[name]
@@ -42,4 +42,4 @@ def main(path: str, plan: list[tuple[str, int, list[int]]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:])

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from tests.daemon import SLOW, Brake, Daemon, wait_for
@@ -196,6 +197,14 @@ def test_a_clamped_context_is_warned_of_and_shown(tmp_path: Path) -> None:
     with Daemon(tmp_path, config={**model(path), "memory": {"max_total_tokens": 1000, "clamp_context": True}}).start() as daemon:
         assert '"warning"' in next(line for line in daemon.log_text().splitlines() if "clamped to 992" in line)
         assert httpx.get(daemon.url + "/v1/models").json()["data"][0]["max_model_len"] == 992
+        assert daemon.stop() == 0
+
+
+def test_a_pool_that_is_preallocated_is_there_when_llmd_is_ready(tmp_path: Path) -> None:
+    memory = {"max_total_tokens": 1 << 19, "preallocate": True}
+    with Daemon(tmp_path, config={**model(random_llama(tmp_path / "m")), "memory": memory}).start() as daemon:
+        scheduler = next(process for process in daemon.status()["processes"] if process["role"] == "scheduler")
+        assert psutil.Process(scheduler["pid"]).memory_info().rss > daemon.admin("GET", "/v1/kv")["bytes_total"] >= 1 << 27
         assert daemon.stop() == 0
 
 

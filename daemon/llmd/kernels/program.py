@@ -69,6 +69,7 @@ SIGNATURES: Signatures = {
     "llmd_program_cache_bytes": (_int64, [_pointer, _int64]),
     "llmd_program_set_cache": (_int, [_pointer, _pointer, _int64]),
     "llmd_program_run": (_int, [_pointer, _pointer]),
+    "llmd_touch": (None, [_pointer, _int64, _int]),
     "llmd_program_timing": (None, [_pointer, _pointer]),
 }
 
@@ -256,8 +257,8 @@ class Program:
         """Bytes of a KV cache of so many token slots."""
         return int(self._library.llmd_program_cache_bytes(self._handle, slots))
 
-    def set_cache(self, slots: int) -> None:
-        """A new, empty cache. Its pages take memory when they are first written. A bad size or no memory: KernelError."""
+    def set_cache(self, slots: int, *, preallocate: bool = False) -> None:
+        """A new, empty cache. Its pages take memory when they are first written, or now. A bad size or no memory: KernelError."""
         try:
             memory = mmap.mmap(-1, self.cache_bytes(slots), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
         except (OSError, ValueError, OverflowError) as error:
@@ -266,6 +267,8 @@ class Program:
         self.cache = np.frombuffer(memory, dtype=np.uint8)
         self._check(self._library.llmd_program_set_cache(self._handle, self.cache.ctypes.data, slots))
         self.slots = slots
+        if preallocate:
+            self._library.llmd_touch(self.cache.ctypes.data, self.cache.nbytes, self.pool.threads)
 
     def run(self, step: Step) -> None:
         """The whole step; the arrays that it points to are the caller's to keep. Raises KernelError."""

@@ -18,12 +18,15 @@ class KVCache:
     A gather in that order is what batched products take as it is.
     """
 
-    def __init__(self, config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Nothing is written: on a CPU, pages that no token has touched take no memory."""
+    def __init__(self, config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device, *, preallocate: bool = False) -> None:
+        """Unless `preallocate`, nothing is written: on a CPU, pages that no token has touched take no memory."""
         self.num_slots = num_slots
         self.dtype = dtype
         planes = 2 * config.num_kv_heads
         self.layers = [torch.empty((planes * num_slots, config.head_dim), dtype=dtype, device=device) for _ in range(config.num_layers)]
+        if preallocate:
+            for layer in self.layers:
+                layer.zero_()
         self._planes = torch.arange(planes, device=device) * num_slots
 
     def index(self, slots: torch.Tensor) -> torch.Tensor:

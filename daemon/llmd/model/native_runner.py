@@ -14,8 +14,20 @@ from llmd.model.native_loader import NativeModel
 class NativeRunner:
     """Implements `llmd.model.batch.Runner`. Called by one thread at a time. Holds the threads, the KV cache and the recorded step."""
 
-    def __init__(self, model: NativeModel, num_slots: int, page_size: int, kv_dtype: str, threads: int, tokenizer_size: int, cpus: Sequence[int] = ()) -> None:
-        """`num_slots`: token slots of the KV pool, page 0 included; its memory is taken as tokens come to lie in it. `cpus`: where the threads stay."""
+    def __init__(
+        self,
+        model: NativeModel,
+        num_slots: int,
+        page_size: int,
+        kv_dtype: str,
+        threads: int,
+        tokenizer_size: int,
+        cpus: Sequence[int] = (),
+        *,
+        preallocate: bool = False,
+    ) -> None:
+        """`num_slots`: token slots of the KV pool, page 0 included; its memory is taken now (`preallocate`), or as tokens come to lie in it. `cpus`: where
+        the threads stay."""
         config = model.config
         self.model = model
         self.pool = Pool(threads, cpus)
@@ -33,7 +45,7 @@ class NativeRunner:
         )
         self.program = Program(self.pool, shape, model.frequencies)
         record_llama(self.program, config, model.matrices, model.vectors)
-        self.program.set_cache(num_slots)
+        self.program.set_cache(num_slots, preallocate=preallocate)
         self._steps = Steps(self.program)
 
     def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:

@@ -20,12 +20,12 @@ PROMPT_ROWS = 128
 class ModelRunner:
     """Implements `llmd.model.batch.Runner`. Called by one thread."""
 
-    def __init__(self, model: LoadedModel, num_slots: int, sampler: Sampler) -> None:
-        """`num_slots`: token slots of the KV pool, page 0 included."""
+    def __init__(self, model: LoadedModel, num_slots: int, sampler: Sampler, *, preallocate: bool = False) -> None:
+        """`num_slots`: token slots of the KV pool, page 0 included; `preallocate`: its memory is taken now."""
         self._model = model.module
         self._device = model.device
         self._sampler = sampler
-        self.cache = KVCache(model.config, num_slots, model.kv_dtype, model.device)
+        self.cache = KVCache(model.config, num_slots, model.kv_dtype, model.device, preallocate=preallocate)
         self._attention = TorchAttention(model.config, self.cache, model.device)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]

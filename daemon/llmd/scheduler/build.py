@@ -110,7 +110,16 @@ def _load_native(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvMa
     each = native_kv_bytes(model.config.kv_vectors_per_token, model.config.kv_values_per_token, kv_dtype)
     facts = _Facts(each, "cpu", model.weights_bytes, model.dtype, kv_dtype, model.quantization, native.kernels_name())
     threads = 1 if args.threads == "auto" else args.threads
-    return facts, lambda kv: NativeRunner(model, kv.pages.num_slots, kv.pages.page_size, kv_dtype, threads, boot.files.tokenizer_size, _places(threads))
+    return facts, lambda kv: NativeRunner(
+        model,
+        kv.pages.num_slots,
+        kv.pages.page_size,
+        kv_dtype,
+        threads,
+        boot.files.tokenizer_size,
+        _places(threads),
+        preallocate=boot.args.memory.preallocate,
+    )
 
 
 def _places(threads: int) -> list[int]:
@@ -130,7 +139,7 @@ def _load_torch(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvMan
     model = load_model(boot, progress)
     dtype, kv_dtype = (str(kind).removeprefix("torch.") for kind in (model.dtype, model.kv_dtype))
     facts = _Facts(model.kv_bytes_per_token, str(model.device), model.weights_bytes, dtype, kv_dtype, model.quantization)
-    return facts, lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size))
+    return facts, lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size), preallocate=boot.args.memory.preallocate)
 
 
 def _budget(boot: Boot, facts: _Facts, max_running: int, free_before: int) -> KvBudget:

@@ -125,7 +125,8 @@ class Scheduler:
             self.decode.schedule(batch, self._limits.context_length)
             batch.streams = len(batch.reqs)
             batch.hurried = self._resuming and self._still_resuming()
-            self._prefill.schedule(batch, self._chunk.size(0 if batch.hurried else batch.streams), self._admit)
+            batch.chunk = self._chunk.next(0 if batch.hurried else batch.streams, self._prefill.waiting_for_first(batch))
+            self._prefill.schedule(batch, batch.chunk.tokens, self._admit)
         return batch
 
     def _still_resuming(self) -> bool:
@@ -141,7 +142,7 @@ class Scheduler:
         if self._output.blocked or others:
             return
         self._isolation.clear_the_way(suspect, self._prefill.has_room)
-        self._prefill.schedule_only(batch, suspect, self._chunk.size(0), self._admit)
+        self._prefill.schedule_only(batch, suspect, self._chunk.next(0).tokens, self._admit)
 
     def step(self, batch: ScheduleBatch) -> None:
         """Launch a batch, and process the result of the last one meanwhile; without overlap, its own."""
@@ -192,7 +193,7 @@ class Scheduler:
             taken = [self._accept(batch, request.row, result) for request, result in zip(step.wanted, results, strict=True)]
             self._output.chunks([chunk for chunk in taken if chunk is not None])
             if not batch.hurried:
-                self._chunk.observe(batch.streams, batch.prefill_tokens, step.seconds)
+                self._chunk.observe(batch.streams, batch.prefill_tokens, step.seconds, batch.chunk)
         except Exception:
             log.exception("the results of a step of %d requests could not be taken in", len(batch.reqs))
             self._fail_batch(batch)

@@ -49,6 +49,11 @@ class PrefillManager:
             if self._fits(head, self._expected_by_running()):
                 return
 
+    def waiting_for_first(self, batch: ScheduleBatch) -> int:
+        """How many wait for their first token who might compute beside the streams in `batch`: prompts that have begun, and what has a slot to begin."""
+        begun = len(self._begun()) if len(batch.reqs) < len(self._decode.running) else 0
+        return begun + min(len(self._waiting), max(0, self._max_running - len(self._decode.running)), self._kv.rows.available)
+
     def schedule(self, batch: ScheduleBatch, chunk: int, admit: Callable[[Req], None]) -> None:
         """Add prompt tokens, `chunk` at most: first of begun prompts, then of newly admitted ones.
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmd.model.batch import EmbedRequest, ForwardBatch, SampleRequest
+from llmd.scheduler.chunk import NO_CHUNK, Chunk
 from llmd.scheduler.req import Req
 
 
@@ -20,6 +21,8 @@ class ScheduleBatch:
     prefill_tokens: int = 0
     streams: int = 0
     """Requests that are past their prompt."""
+    chunk: Chunk = NO_CHUNK
+    """What there was room for."""
     hurried: bool = False
     """Its prompt tokens are more than suit the streams beside them."""
     stays: list[int] = field(default_factory=list)

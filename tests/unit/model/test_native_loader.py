@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pytest
 
 from llmd.errors import ConfigError
@@ -190,3 +191,17 @@ def test_the_budget_knows_the_caches_size(tmp_path: Path, kv: str, head_dim: int
     boot = boot_for(random_llama(tmp_path / "m", head_dim=head_dim), tmp_path / "cache", dtype="float32", kv_cache_dtype=kv)
     runner = NativeRunner(load_native(boot, nothing), 64, 16, kv, 1, boot.files.tokenizer_size)
     assert native_kv_bytes(boot.files.kv_vectors_per_token, boot.files.kv_values_per_token, kv) * 64 == runner.program.cache_bytes(64)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_cache_takes_memory_as_it_is_used_or_at_once(tmp_path: Path, threads: int) -> None:
+    boot = boot_for(random_llama(tmp_path / "m"), tmp_path / "cache", dtype="float32", kv_cache_dtype="float32")
+    model, slots, process = load_native(boot, nothing), 1 << 17, psutil.Process()
+    taken, kept = [], []
+    for preallocate in (False, True):
+        before = process.memory_info().rss
+        kept.append(NativeRunner(model, slots, 16, "float32", threads, boot.files.tokenizer_size, preallocate=preallocate))
+        taken.append(process.memory_info().rss - before)
+    size = kept[0].program.cache_bytes(slots)
+    assert size >= 2**26 and taken[0] < size / 4 and taken[1] > size * 0.9
+    assert not kept[1].program.cache.any()

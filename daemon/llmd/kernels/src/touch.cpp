@@ -1,0 +1,33 @@
+// Memory that a system gives at the first write, taken before anybody waits for it.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "abi.h"
+
+namespace {
+
+constexpr int64_t PAGE = 4096, PIECE = int64_t(2) << 20;  // the smallest page that there may be, and the largest
+
+}  // namespace
+
+// Write to each page of `bytes` at `memory`, without a change, by `threads` threads. As many as the system has, if it has not so many.
+LLMD_API void llmd_touch(char* memory, int64_t bytes, int threads) {
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+        for (int64_t begin = next.fetch_add(PIECE); begin < bytes; begin = next.fetch_add(PIECE)) {
+            const int64_t end = std::min(bytes, begin + PIECE);
+            for (int64_t at = begin; at < end; at += PAGE) __atomic_fetch_or(memory + at, char(0), __ATOMIC_RELAXED);
+        }
+    };
+    std::vector<std::thread> others;
+    try {
+        for (int i = 1; i < threads; ++i) others.emplace_back(work);
+    } catch (const std::system_error&) {
+    }
+    work();
+    for (std::thread& other : others) other.join();
+}
