@@ -204,7 +204,7 @@ def test_a_pool_that_is_preallocated_is_there_when_llmd_is_ready(tmp_path: Path)
     memory = {"max_total_tokens": 1 << 19, "preallocate": True}
     with Daemon(tmp_path, config={**model(random_llama(tmp_path / "m")), "memory": memory}).start() as daemon:
         scheduler = next(process for process in daemon.status()["processes"] if process["role"] == "scheduler")
-        assert psutil.Process(scheduler["pid"]).memory_info().rss > daemon.admin("GET", "/v1/kv")["bytes_total"] >= 1 << 27
+        assert psutil.Process(scheduler["pid"]).memory_info().rss > daemon.admin("GET", "/v1/kv").json()["bytes_total"] >= 1 << 27
         assert daemon.stop() == 0
 
 

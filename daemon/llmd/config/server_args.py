@@ -114,7 +114,7 @@ class MemoryArgs(_Section, frozen=True):
         bool,
         doc(
             "On a CPU, take the whole KV pool's memory before the model is ready, not bit by bit as tokens come to lie in it: no step waits for memory later. "
-            "A start, and a scheduler's replacement, take 0.1 s longer for each GiB; 2 s in a virtual machine that gets memory from its host at the first write.",
+            "A start, and a scheduler's replacement, take 0.1 s longer for each GiB, 2 s in a virtual machine whose host gives memory at the first write.",
             reload="engine",
         ),
     ] = False
