@@ -39,6 +39,15 @@ def test_a_child_that_dies_or_hangs_comes_back(tmp_path: Path, role: str, signum
         assert daemon.stop() == 0
 
 
+def test_control_comes_back_where_somebody_has_removed_the_socket_for_its_reports(tmp_path: Path) -> None:
+    with Daemon(tmp_path, config=FAST, failpoints="").start() as daemon:
+        (daemon.run_dir / "private" / "reports.sock").unlink()
+        os.kill(control := daemon.pid("control"), signal.SIGKILL)
+        wait_for("a new control", lambda: (c := daemon.child("control")) and c.pid != control, 15)
+        wait_for("it is heard", lambda: restarts(daemon, "control") == 1 and daemon.status()["state"] == "ready", 15)
+        assert daemon.stop() == 0
+
+
 def test_a_killed_scheduler_is_known_at_once_and_streams_go_on(tmp_path: Path) -> None:
     steps, load = Brake(tmp_path), Brake(tmp_path, "load", on=False)
     with Daemon(tmp_path, config=FAST, failpoints=f"{steps.steps};{load.holds('scheduler.weights')}").start() as daemon:

@@ -50,12 +50,17 @@ class ReportSocket(_Entry):
     """Takes connections. `answer`: one report -> its answer, neither with its line's end."""
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes]) -> None:
+        self._path = path
         self._answer = answer
         self._lines: list[_Line] = []
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
-        listener.listen()
-        super().__init__(listener)
+        super().__init__(_listener(path))
+
+    def restore(self) -> None:
+        """Be at the path again if somebody has removed the socket: a new control finds us nowhere else. Connections stay. Raises OSError."""
+        if not self._path.exists():
+            listener = _listener(self._path)
+            super().close()
+            super().__init__(listener)
 
     def close(self) -> None:
         for line in self._lines:
@@ -66,6 +71,17 @@ class ReportSocket(_Entry):
         with contextlib.suppress(OSError):  # whoever it was is gone; or we are out of descriptors, and it waits
             self._lines = [line for line in self._lines if line.open]
             self._lines.append(_Line(self._socket.accept()[0], self._answer))
+
+
+def _listener(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 class _Line(_Entry):

@@ -138,3 +138,22 @@ def test_a_descriptor_that_is_another_s_stays_in_the_loop(path: Path) -> None:
             line.handle_write_event()
             line.close()
             assert asyncore.socket_map == known
+
+
+def test_a_socket_that_somebody_removed_is_there_again_and_connections_stay(tmp_path: Path) -> None:
+    path = tmp_path / "reports.sock"
+    listener = ReportSocket(path, bytes.upper)
+    try:
+        listener.restore()  # nothing to do
+        with socket.socket(socket.AF_UNIX) as old, socket.socket(socket.AF_UNIX) as new:
+            old.connect(str(path))
+            turn()
+            path.unlink()
+            listener.restore()
+            new.connect(str(path))
+            for client, word in ((old, b"old"), (new, b"new")):
+                client.sendall(word + b"\n")
+                assert turn_until_answered(client) == word.upper() + b"\n"
+    finally:
+        listener.close()
+    assert not asyncore.socket_map
