@@ -181,7 +181,7 @@ class Flights:
         incarnation = view.life[1]
         if incarnation and incarnation != self._detokenizer:
             if self._detokenizer and self._flights:
-                log.info("the output of %d requests is asked for again: the detokenizer is another one", len(self._flights))
+                log.info("the detokenizer is another one: output is asked for again, of requests: %d", len(self._flights))
                 self._detokenizer_lost()
             self._detokenizer = incarnation
         self._watch()
@@ -207,7 +207,7 @@ class Flights:
         self._replays.forget()
         self._end_mixed()
         if resumed and self._flights:
-            log.info("%d requests go on in a new engine", len(self._flights), extra={"epoch": self._port.epoch})
+            log.info("the engine is another one: requests that go on in it: %d", len(self._flights), extra={"epoch": self._port.epoch})
         for flight in list(self._flights.values()):
             self._submit(flight, resumed=resumed and flight.epoch != 0)
 
@@ -235,7 +235,7 @@ class Flights:
 
     def _give_up(self) -> None:
         self._patience = None
-        log.error("%d requests end with engine_unavailable: the engine has been away for too long", len(self._flights))
+        log.error("the engine has been away for too long: requests that end with engine_unavailable: %d", len(self._flights))
         self.fail_all(engine_unavailable())
 
     # ------------------------------------------------------------ to the scheduler

@@ -78,7 +78,8 @@ class Suspects:
             del memory.cases[next(iter(memory.cases))]
         suspected = [case for case in memory.cases.values() if case.deaths >= SUSPECTED]
         if last is not None:
-            log.warning("the engine before this one died in a step of %d requests; %d are suspected and run alone", len(last.requests), len(suspected))
+            level = logging.WARNING if suspected else logging.INFO
+            log.log(level, "the engine before this one died in a step; requests in it: %d, suspected, and to run alone: %d", len(last.requests), len(suspected))
         self._dirty = True
         self.save()
 
