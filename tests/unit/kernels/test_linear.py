@@ -69,6 +69,42 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch_on_any_number_of_threads
                 assert native.same_bits(native.linear(memory, format, n, x[start:], handle), alone[start:])
 
 
+def spread_out(shape: tuple[int, int], low: int, high: int, seed: int) -> native.Floats:
+    """Numbers of the order of 10**low to 10**high."""
+    random = np.random.default_rng(seed)
+    return (random.standard_normal(shape) * 10.0 ** random.integers(low, high, shape)).astype(np.float32)
+
+
+#: Powers of ten of activations and of weights, but for those of float16. Too small: to be a normal float32.
+RANGES = {
+    "wide": (-20, 20, -15, 15),
+    "activations too small": (-43, -35, -5, 20),
+    "weights too small": (20, 36, -43, -36),
+    "results too small": (-45, -15, -30, -20),
+    "results too large": (20, 37, -10, 18),
+}
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("format", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("numbers", RANGES)
+def test_a_lone_row_has_the_same_bits_at_the_ends_of_the_range(isa: str, format: str, numbers: str) -> None:
+    n, k = 72, 160
+    x_low, x_high, w_low, w_high = RANGES[numbers]
+    if format == "F16":
+        w_low, w_high = -8, 4
+    w = spread_out((n, k), w_low, w_high, seed=3)
+    memory = native.packed(format, n, k, np.ascontiguousarray(gguf.quants.quantize(w, gguf.GGMLQuantizationType[format])), format)
+    x = spread_out((40, k), x_low, x_high, seed=4)
+    x[5, 7], x[6, 8], x[7] = np.inf, np.nan, 0.0
+    with native.using(isa), native.pool(2) as handle:
+        together = native.linear(memory, format, n, x, handle)
+        alone = np.concatenate([native.linear(memory, format, n, row[None], handle) for row in x])
+    no_number = np.isnan(together)
+    assert (np.isnan(alone) == no_number).all()
+    assert native.same_bits(alone[~no_number], together[~no_number])
+
+
 @pytest.mark.parametrize("isa", native.isas())
 @pytest.mark.parametrize("format", ["BF16", "Q4_1"])
 @pytest.mark.parametrize("spare", [0, 16, 5])

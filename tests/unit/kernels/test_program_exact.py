@@ -70,14 +70,14 @@ def test_tiny_models(tmp_path: Path, isa: str, shape: str, kv_type: str) -> None
     assert_exact(Model(model, kv_type=kv_type), Model(model, kv_type=kv_type, threads=2, shape={"max_rows": 100, "max_logits": 3}))
 
 
-@pytest.mark.parametrize("types", ["F32", "BF16", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("types", ["F32", "F16", "BF16", "Q4_1", "Q8_0"])
 def test_quantized_weights_and_scattered_slots(tmp_path: Path, isa: str, types: str) -> None:
     path = gguf_of(random_llama(tmp_path / "m", **HEADS_OF_64), tmp_path / "m.gguf", types)
     model = load(boot_for(path, tmp_path / "cache"))
     assert_exact(Model(model, kv_type="bfloat16", threads=2), Model(model, kv_type="bfloat16", page_size=1))
 
 
-@pytest.mark.parametrize("types", ["BF16", "Q4_1"])
+@pytest.mark.parametrize("types", ["F32", "F16", "BF16", "Q4_1"])
 def test_gate_and_up_in_one_give_the_same_bits_as_one_after_the_other(tmp_path: Path, isa: str, types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(boot_for(gguf_of(random_llama(tmp_path / "m", **HEADS_OF_64), tmp_path / "m.gguf", types), tmp_path / "cache"))
     together = Model(model, threads=2)

@@ -2,8 +2,10 @@
 // in the same order whatever rows are beside it.
 //
 // With weights of float16 and float32, activations and weights are split into bf16 that are all of them, and all products of two parts count that can show in a
-// float32: five or six where one is enough for bf16, which is still more than twice as fast as computing in float32.
+// float32: five or six where one is enough for bf16, which is still more than twice as fast as computing in float32. A lone row of these is multiplied without
+// the unit (row.h).
 #include "../linear.h"
+#include "row.h"
 #include "weights.h"
 
 namespace llmd {
@@ -80,7 +82,7 @@ AMX_INLINE void add_products() {
     }
 }
 
-// The products of a group, of split numbers the smallest first; so that one of the factors stays, most of the time.
+// The products of a group, of split numbers the smallest first; so that one of the factors stays, most of the time. row.h has the same order.
 template <int FORMAT, int COUNT>
 AMX_INLINE void multiply_group(const char* x, int64_t next, const Tile* weights) {
     const auto rows = [&](int part) AMX { load_rows<COUNT>(x + part * TILE_BYTES, next); };
@@ -226,8 +228,35 @@ struct GatedGroup {
     }
 };
 
+// Whether a lone row goes without the unit.
+template <int FORMAT>
+constexpr bool ROW_APART = weight_parts(FORMAT) > 1;
+
+template <int FORMAT>
+AMX void row_strips(const Linear& op, int strip0, int strip1, int row) {
+    Sums& sums = works()->sums[0];
+    for (int index = strip0; index < strip1; ++index) {
+        multiply_row<FORMAT>(op, index, row, sums[0][0][0], sums[0][1][0]);
+        Outputs<FORMAT>{&op, &sums, index, row, past_caches(op)}.put(0);
+    }
+    _mm_sfence();  // other threads read what went past the caches
+}
+
+template <int FORMAT>
+AMX void gated_row(const Linear& op, const QuantRows& out, int group0, int group1, int row) {
+    Sums *sums = works()->sums, &gates = sums[0], &ups = sums[1];
+    for (int g = group0; g < group1; ++g) {
+        multiply_row<FORMAT>(op, g, row, gates[0][0][0], gates[0][1][0]);
+        multiply_row<FORMAT>(op, g + op.w.n / 2 / STRIP, row, ups[0][0][0], ups[0][1][0]);
+        GatedGroup<FORMAT>{&out, &gates, &ups, g, row}.put(0);
+    }
+}
+
 template <int FORMAT>
 AMX void strips(const Linear& op, int strip0, int strip1, int row0, int row1) {
+    if constexpr (ROW_APART<FORMAT>) {
+        if (row1 - row0 == 1) return row_strips<FORMAT>(op, strip0, strip1, row0);
+    }
     Work& work = works()[0];
     Later<Outputs<FORMAT>> later{};
     int turn = 0;
@@ -246,6 +275,9 @@ AMX void strips(const Linear& op, int strip0, int strip1, int row0, int row1) {
 // A strip of gates and one of ups make a group.
 template <int FORMAT>
 AMX void gated_strips(const Linear& op, const QuantRows& out, int group0, int group1, int row0, int row1) {
+    if constexpr (ROW_APART<FORMAT>) {
+        if (row1 - row0 == 1) return gated_row<FORMAT>(op, out, group0, group1, row0);
+    }
     Work* work = works();
     Later<GatedGroup<FORMAT>> later{};
     int turn = 0;

@@ -123,8 +123,9 @@ struct Strip<FORMAT_BF16> {
     }
 };
 
-// What is left of x without its first 8 binary digits, which are all that its upper half has
-AMX_INLINE __m512 rest(__m512 x) { return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(int(0xffff0000))))); }
+// The first 8 binary digits of x, a bf16 that its upper half is; and what is left of x without them
+VEC_INLINE __m512 upper(__m512 x) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(int(0xffff0000)))); }
+VEC_INLINE __m512 rest(__m512 x) { return _mm512_sub_ps(x, upper(x)); }
 
 // Upper halves as pairs of bf16
 AMX_INLINE __m512i pairs(__m512 first, __m512 second) {
@@ -132,23 +133,24 @@ AMX_INLINE __m512i pairs(__m512 first, __m512 second) {
 }
 
 template <int FORMAT>
-AMX_INLINE __m512 floats(const char* p) {
+VEC_INLINE __m512 floats(const char* p) {
     if constexpr (FORMAT == FORMAT_F32) return _mm512_loadu_ps(p);
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
 
 template <int FORMAT>
 struct SplitStrip {
-    static constexpr int SIZE = FORMAT == FORMAT_F32 ? 4 : 2, PREFETCH_BYTES = 8192;
+    static constexpr int SIZE = FORMAT == FORMAT_F32 ? 4 : 2, PREFETCH_BYTES = 8192, GROUP_BYTES = GROUP * PANEL_FP * SIZE;
     const char* panel;
 
     SplitStrip(const Matrix& w, int index) : panel((const char*)w.data + fp_panel_bytes(FORMAT, w.k) * index) {}
 
+    const char* group(int g) const { return panel + int64_t(g) * GROUP_BYTES; }
+
     AMX void write(int g, Tile* out) const {
-        const char* group = panel + int64_t(g) * GROUP * PANEL_FP * SIZE;
         for (int i = 0; i < GROUP / 2; ++i) {
-            const char* pair = group + (4 * (i / 2) + i % 2) * (PANEL_FP * SIZE);
-            for (int b = 0; b < 2 * PANEL_FP * SIZE; b += 64) __builtin_prefetch(group + PREFETCH_BYTES + i * 2 * PANEL_FP * SIZE + b, 0, 2);
+            const char* pair = group(g) + (4 * (i / 2) + i % 2) * (PANEL_FP * SIZE);
+            for (int b = 0; b < 2 * PANEL_FP * SIZE; b += 64) __builtin_prefetch(group(g) + PREFETCH_BYTES + i * 2 * PANEL_FP * SIZE + b, 0, 2);
             for (int half = 0; half < 2; ++half) {
                 __m512 a = floats<FORMAT>(pair + half * PANEL * SIZE), b = floats<FORMAT>(pair + (half * PANEL + 2 * PANEL_FP) * SIZE);
                 for (int part = 0; part < weight_parts(FORMAT); ++part) {
