@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -45,6 +45,8 @@ _STATUS: Final = {
     -6: "no memory",
 }
 _ADD: Final = 1
+#: Bytes that are preallocated between two words of progress.
+_PREALLOCATED: Final = 2**30
 
 _int, _int64, _float, _pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -257,8 +259,8 @@ class Program:
         """Bytes of a KV cache of so many token slots."""
         return int(self._library.llmd_program_cache_bytes(self._handle, slots))
 
-    def set_cache(self, slots: int, *, preallocate: bool = False) -> None:
-        """A new, empty cache. Its pages take memory when they are first written, or now. A bad size or no memory: KernelError."""
+    def set_cache(self, slots: int) -> None:
+        """A new, empty cache. Its pages take memory when they are first written. A bad size or no memory: KernelError."""
         try:
             memory = mmap.mmap(-1, self.cache_bytes(slots), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
         except (OSError, ValueError, OverflowError) as error:
@@ -267,8 +269,13 @@ class Program:
         self.cache = np.frombuffer(memory, dtype=np.uint8)
         self._check(self._library.llmd_program_set_cache(self._handle, self.cache.ctypes.data, slots))
         self.slots = slots
-        if preallocate:
-            self._library.llmd_touch(self.cache.ctypes.data, self.cache.nbytes, self.pool.threads)
+
+    def preallocate(self, progress: Callable[[int], None]) -> None:
+        """Take the memory of the cache, which is empty, now. `progress` is told again and again how many bytes are there."""
+        for begin in range(0, self.cache.nbytes, _PREALLOCATED):
+            size = min(_PREALLOCATED, self.cache.nbytes - begin)
+            self._library.llmd_touch(self.cache.ctypes.data + begin, size, self.pool.threads)
+            progress(begin + size)
 
     def run(self, step: Step) -> None:
         """The whole step; the arrays that it points to are the caller's to keep. Raises KernelError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llmd.kernels.llama import record_llama
 from llmd.kernels.program import Pool, Program, Shape
@@ -24,10 +24,10 @@ class NativeRunner:
         tokenizer_size: int,
         cpus: Sequence[int] = (),
         *,
-        preallocate: bool = False,
+        preallocate: Callable[[int], None] | None = None,
     ) -> None:
-        """`num_slots`: token slots of the KV pool, page 0 included; its memory is taken now (`preallocate`), or as tokens come to lie in it. `cpus`: where
-        the threads stay."""
+        """`num_slots`: token slots of the KV pool, page 0 included; its memory is taken as tokens come to lie in it, or now, with
+        `preallocate` told how many bytes are there. `cpus`: where the threads stay."""
         config = model.config
         self.model = model
         self.pool = Pool(threads, cpus)
@@ -45,7 +45,9 @@ class NativeRunner:
         )
         self.program = Program(self.pool, shape, model.frequencies)
         record_llama(self.program, config, model.matrices, model.vectors)
-        self.program.set_cache(num_slots, preallocate=preallocate)
+        self.program.set_cache(num_slots)
+        if preallocate is not None:
+            self.program.preallocate(preallocate)
         self._steps = Steps(self.program)
 
     def step(self, batch: ForwardBatch, wanted: list[SampleRequest]) -> list[SampleResult]:

@@ -110,16 +110,13 @@ def _load_native(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvMa
     each = native_kv_bytes(model.config.kv_vectors_per_token, model.config.kv_values_per_token, kv_dtype)
     facts = _Facts(each, "cpu", model.weights_bytes, model.dtype, kv_dtype, model.quantization, native.kernels_name())
     threads = 1 if args.threads == "auto" else args.threads
-    return facts, lambda kv: NativeRunner(
-        model,
-        kv.pages.num_slots,
-        kv.pages.page_size,
-        kv_dtype,
-        threads,
-        boot.files.tokenizer_size,
-        _places(threads),
-        preallocate=boot.args.memory.preallocate,
-    )
+
+    def runner(kv: KvManager) -> NativeRunner:
+        slots, size = kv.pages.num_slots, boot.files.tokenizer_size
+        told = (lambda done: progress("KV cache", done, slots * each)) if boot.args.memory.preallocate else None
+        return NativeRunner(model, slots, kv.pages.page_size, kv_dtype, threads, size, _places(threads), preallocate=told)
+
+    return facts, runner
 
 
 def _places(threads: int) -> list[int]:

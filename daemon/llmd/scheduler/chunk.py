@@ -53,6 +53,8 @@ class Chunk:
     tokens: int
     longest: float | None = None
     """Seconds that the step should take with all of them; None: whatever they take."""
+    each: float = 0.0
+    """Seconds that each of them adds then."""
 
 
 NO_CHUNK: Final = Chunk(0)
@@ -87,7 +89,7 @@ class ChunkSizer:
             self._step_seconds[streams.bit_length()] = _mean(self._step_seconds.get(streams.bit_length()), seconds)
         elif streams:
             self._steer(streams, prompt_tokens, seconds, chunk)
-        elif prompt_tokens >= _TELLING:
+        elif prompt_tokens >= min(_TELLING, _FULL * chunk.tokens):
             self._token_seconds = _mean(self._token_seconds, seconds / prompt_tokens)
 
     def _beside(self, streams: int, prompts: int) -> Chunk:
@@ -97,17 +99,19 @@ class ChunkSizer:
         if added is None and self._token_seconds is not None:
             added = DEARER_BESIDE * self._token_seconds
         longest = longest_step(step, streams, prompts)
-        return Chunk(_filled(FIRST_BESIDE if added is None else _within((longest - step) / added), streams), longest)
+        tokens = _filled(FIRST_BESIDE if added is None else _within((longest - step) / added), streams)
+        return Chunk(tokens, longest, (longest - step) / tokens)
 
     def _steer(self, streams: int, prompt_tokens: int, seconds: float, chunk: Chunk) -> None:
-        """Learn from how far this step was from its goal; the short end of a prompt tells nothing."""
+        """Learn from how far this step was from its goal; the short end of a prompt tells nothing, unless the step was too long even so."""
         step = _nearest(self._step_seconds, streams)
-        if step is None or chunk.longest is None or prompt_tokens < _FULL * chunk.tokens:
+        if step is None or chunk.longest is None:
             return
-        wanted = chunk.longest - step
-        factor = wanted / max(1e-9, seconds - step)
+        if prompt_tokens < _FULL * chunk.tokens and not (seconds > chunk.longest and prompt_tokens >= ROW_BLOCK):
+            return
+        factor = chunk.each * prompt_tokens / max(1e-9, seconds - step)
         if not _NEAR[0] <= factor <= _NEAR[1]:
-            self._added_seconds[streams.bit_length()] = wanted / (prompt_tokens * max(SHRINK, min(GROW, factor)))
+            self._added_seconds[streams.bit_length()] = chunk.each / max(SHRINK, min(GROW, factor))
 
 
 def _within(tokens: float) -> int:

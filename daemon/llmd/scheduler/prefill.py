@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import chain, islice
 
 from llmd.memory.radix_cache import TOKEN_BYTES
 from llmd.observability.totals import Meter
@@ -51,8 +52,9 @@ class PrefillManager:
 
     def waiting_for_first(self, batch: ScheduleBatch) -> int:
         """How many wait for their first token who might compute beside the streams in `batch`: prompts that have begun, and what has a slot to begin."""
-        begun = len(self._begun()) if len(batch.reqs) < len(self._decode.running) else 0
-        return begun + min(len(self._waiting), max(0, self._max_running - len(self._decode.running)), self._kv.rows.available)
+        begun = self._begun() if len(batch.reqs) < len(self._decode.running) else []
+        free = min(max(0, self._max_running - len(self._decode.running)), self._kv.rows.available)
+        return sum(req.pool is None and not req.output_ids for req in chain(begun, islice(self._waiting, free)))
 
     def schedule(self, batch: ScheduleBatch, chunk: int, admit: Callable[[Req], None]) -> None:
         """Add prompt tokens, `chunk` at most: first of begun prompts, then of newly admitted ones.

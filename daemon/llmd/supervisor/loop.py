@@ -5,7 +5,6 @@ supervisord's own shutdown is never entered (it refuses every RPC from then on);
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -143,8 +142,7 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
 
     def _on_starting(self, event: Any) -> None:
         name = event.process.config.name
-        with contextlib.suppress(OSError):  # then control says that it finds no supervisor, and is tried again
-            self._reports.restore()
+        self._reports.restore()
         self._sink.forget(name)
         self.core.on_starting(name)
 

@@ -54,13 +54,28 @@ class ReportSocket(_Entry):
         self._answer = answer
         self._lines: list[_Line] = []
         super().__init__(_listener(path))
+        self._inode = path.lstat().st_ino
 
     def restore(self) -> None:
-        """Be at the path again if somebody has removed the socket: a new control finds us nowhere else. Connections stay. Raises OSError."""
-        if not self._path.exists():
+        """Be at the path again if somebody has removed the socket or put something in its place: a new control finds us nowhere else. Connections stay."""
+        try:
+            if self._is_there():
+                return
+            self._path.unlink(missing_ok=True)
             listener = _listener(self._path)
-            super().close()
-            super().__init__(listener)
+            self._inode = self._path.lstat().st_ino
+        except OSError as error:
+            log.error("%s is no longer the socket for control's reports, and cannot become it again: %s", self._path, error)
+            return
+        log.warning("the socket for control's reports was gone from %s, and is there again", self._path)
+        super().close()
+        super().__init__(listener)
+
+    def _is_there(self) -> bool:
+        try:
+            return self._path.lstat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         for line in self._lines:

@@ -198,10 +198,12 @@ def test_the_cache_takes_memory_as_it_is_used_or_at_once(tmp_path: Path, threads
     boot = boot_for(random_llama(tmp_path / "m"), tmp_path / "cache", dtype="float32", kv_cache_dtype="float32")
     model, slots, process = load_native(boot, nothing), 1 << 17, psutil.Process()
     taken, kept = [], []
-    for preallocate in (False, True):
+    told: list[int] = []
+    for preallocate in (None, told.append):
         before = process.memory_info().rss
         kept.append(NativeRunner(model, slots, 16, "float32", threads, boot.files.tokenizer_size, preallocate=preallocate))
         taken.append(process.memory_info().rss - before)
     size = kept[0].program.cache_bytes(slots)
     assert size >= 2**26 and taken[0] < size / 4 and taken[1] > size * 0.9
     assert not kept[1].program.cache.any()
+    assert told[-1] == size and told == sorted(told)

@@ -126,3 +126,48 @@ def test_the_expected_share_sinks_while_all_goes_well() -> None:
     assert ratio.value == pytest.approx(LEAST_RATIO)
     ratio.idle()
     assert ratio.value == INITIAL
+
+
+def _settled(streams: int, step: float, token: float) -> ChunkSizer:
+    sizer = ChunkSizer(None)
+    sizer.observe(streams, 0, step, sizer.next(streams))
+    for _ in range(30):
+        chunk = sizer.next(streams)
+        sizer.observe(streams, chunk.tokens, step + token * chunk.tokens, chunk)
+    return sizer
+
+
+def test_a_prompt_that_is_not_cut_makes_the_next_chunks_no_longer() -> None:
+    """One whose logprobs are wanted."""
+    sizer = _settled(4, 0.02, 0.0002)
+    chunk = sizer.next(4)
+    sizer.observe(4, 4000, 0.02 + 4000 * 0.0002, chunk)
+    assert sizer.next(4).tokens <= 1.3 * chunk.tokens
+
+
+def test_a_step_that_is_too_long_tells_so_however_much_of_its_chunk_was_free() -> None:
+    sizer = _settled(4, 0.02, 0.0002)
+    for _ in range(50):  # everything takes ten times as long now
+        chunk = sizer.next(4)
+        sizer.observe(4, 0, 0.2, chunk)
+        sizer.observe(4, min(70, chunk.tokens), 0.2 + 0.002 * min(70, chunk.tokens), chunk)
+    assert 0.2 + 0.002 * sizer.next(4).tokens < 0.45
+
+
+def test_a_first_step_that_the_machine_held_up_is_forgotten() -> None:
+    sizer = ChunkSizer(None)
+    sizer.observe(0, 512, 10.0, sizer.next(0))
+    assert sizer.next(0).tokens < 64
+    for _ in range(300):
+        chunk = sizer.next(0)
+        sizer.observe(0, chunk.tokens, chunk.tokens * 0.0002, chunk)
+    assert sizer.next(0).tokens == MOST
+
+
+def test_a_chunk_that_was_made_before_steps_became_longer_teaches_what_its_tokens_cost() -> None:
+    sizer = ChunkSizer(None)
+    sizer.observe(1, 0, 0.005, sizer.next(1))
+    chunk = sizer.next(40)
+    sizer.observe(40, 0, 0.06, sizer.next(40))
+    sizer.observe(40, chunk.tokens, 0.07, chunk)
+    assert sizer.next(40).tokens == pytest.approx(0.06 / (0.01 / chunk.tokens), rel=0.1)

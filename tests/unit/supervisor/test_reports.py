@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -140,7 +140,21 @@ def test_a_descriptor_that_is_another_s_stays_in_the_loop(path: Path) -> None:
             assert asyncore.socket_map == known
 
 
-def test_a_socket_that_somebody_removed_is_there_again_and_connections_stay(tmp_path: Path) -> None:
+def nothing(path: Path) -> None:
+    pass
+
+
+def dead_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+
+
+def dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("put", [nothing, Path.touch, dead_socket, dangling_link])
+def test_a_socket_that_somebody_removed_or_replaced_is_there_again_and_connections_stay(tmp_path: Path, put: Callable[[Path], None]) -> None:
     path = tmp_path / "reports.sock"
     listener = ReportSocket(path, bytes.upper)
     try:
@@ -149,11 +163,30 @@ def test_a_socket_that_somebody_removed_is_there_again_and_connections_stay(tmp_
             old.connect(str(path))
             turn()
             path.unlink()
+            put(path)
             listener.restore()
             new.connect(str(path))
             for client, word in ((old, b"old"), (new, b"new")):
                 client.sendall(word + b"\n")
                 assert turn_until_answered(client) == word.upper() + b"\n"
+    finally:
+        listener.close()
+    assert not asyncore.socket_map
+
+
+def test_a_path_that_cannot_be_had_again_is_told_of_and_connections_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "reports.sock"
+    listener = ReportSocket(path, bytes.upper)
+    try:
+        with socket.socket(socket.AF_UNIX) as old:
+            old.connect(str(path))
+            turn()
+            path.unlink()
+            path.mkdir()
+            listener.restore()
+            assert str(path) in caplog.text
+            old.sendall(b"old\n")
+            assert turn_until_answered(old) == b"OLD\n"
     finally:
         listener.close()
     assert not asyncore.socket_map

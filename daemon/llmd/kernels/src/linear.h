@@ -141,7 +141,7 @@ class LinearTiles {
     const LinearKernels& kernels_;
 
   private:
-    int parts_, part_tiles_, row_tiles_;
+    int parts_, threads_, part_tiles_, row_tiles_;
 };
 
 // The same for LinearKernels::gated.

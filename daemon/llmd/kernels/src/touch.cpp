@@ -14,13 +14,13 @@ constexpr int64_t PAGE = 4096, PIECE = int64_t(2) << 20;  // the smallest page t
 
 }  // namespace
 
-// Write to each page of `bytes` at `memory`, without a change, by `threads` threads. As many as the system has, if it has not so many.
+// Write a zero to each page of `bytes` at `memory`, by `threads` threads, or as many as the system has.
 LLMD_API void llmd_touch(char* memory, int64_t bytes, int threads) {
     std::atomic<int64_t> next{0};
     const auto work = [&] {
         for (int64_t begin = next.fetch_add(PIECE); begin < bytes; begin = next.fetch_add(PIECE)) {
             const int64_t end = std::min(bytes, begin + PIECE);
-            for (int64_t at = begin; at < end; at += PAGE) __atomic_fetch_or(memory + at, char(0), __ATOMIC_RELAXED);
+            for (int64_t at = begin; at < end; at += PAGE) *static_cast<volatile char*>(memory + at) = 0;
         }
     };
     std::vector<std::thread> others;
