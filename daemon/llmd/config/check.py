@@ -38,7 +38,7 @@ class NotYet(Struct, frozen=True):
 
 #: Key -> what is missing. Everything else is served at every value that its type allows.
 NOT_YET: Final[dict[str, NotYet]] = {
-    "model.revision": NotYet("pulling from a hub"),
+    "model.revision": NotYet("naming a hub's model in model.path"),
     "parallel.tp": NotYet("tensor parallelism"),
     "parallel.pp": NotYet("pipeline parallelism"),
     "parallel.dp": NotYet("data parallelism"),

@@ -67,7 +67,7 @@ class ModelArgs(_Section, frozen=True):
         doc("auto: float32 with `dtype: float32`, else bfloat16. int8, one scale a head and token: on a CPU with the native kernels.", reload="engine"),
     ] = "auto"
     context_length: Annotated[Context | None, doc("Longest prompt plus output in tokens; null: the model's own.", reload="engine")] = None
-    revision: Annotated[str | None, doc("Revision of a model on a hub. `llmd pull hf:OWNER/NAME@REVISION` fetches one.", reload="restart")] = None
+    revision: Annotated[str | None, doc("Revision of a model on a hub; `llmd pull hf:OWNER/NAME@REVISION` fetches one.", reload="restart")] = None
     chat_template: Annotated[str | None, doc("File with a Jinja chat template, in place of the model's own.", reload="live", path=True)] = None
     verify_weights: Annotated[bool, doc("Read every tensor at start and refuse NaN and Inf.", reload="engine")] = False
     tokenizer_path: Annotated[str | None, doc("tokenizer.json or its directory, in place of the model's own.", reload="restart", path=True)] = None
@@ -100,7 +100,7 @@ class MemoryArgs(_Section, frozen=True):
         Annotated[float, Meta(gt=0, lt=1)] | Literal["auto"],
         doc(
             "Share of the free memory, of the GPU or of the host, that weights and KV cache may take together. auto: 0.88 on a GPU; on a CPU the KV cache "
-            "follows max_running_requests.",
+            "is for max_running_requests times 2,048 tokens (or the context, if that is less), and at most a quarter of what is free.",
             reload="engine",
         ),
     ] = "auto"
@@ -108,7 +108,7 @@ class MemoryArgs(_Section, frozen=True):
     max_running_requests: Annotated[Annotated[int, Meta(ge=1, le=4096)] | Literal["auto"], doc("Requests in one batch at most; auto: 64.", reload="engine")] = (
         "auto"
     )
-    max_total_tokens: Annotated[Tokens | None, doc("Size of the KV pool in tokens; null: computed from free memory.", reload="engine")] = None
+    max_total_tokens: Annotated[Tokens | None, doc("Size of the KV pool in tokens; null: as mem_fraction_static says.", reload="engine")] = None
     clamp_context: Annotated[bool, doc("Shorten the context to what the KV pool holds instead of refusing to start.", reload="engine")] = False
     preallocate: Annotated[
         bool,
@@ -135,7 +135,7 @@ class SchedulerArgs(_Section, frozen=True):
         Tokens | Literal["auto"],
         doc(
             "Prompt tokens computed in one step at most; auto: as many as let a step take twice as long as without them, measured while running; more, up to "
-            "a step of 0.1 s, where requests that wait for their first token are many and streams few; up to 2,048 when nothing else runs.",
+            "a step of 0.1 s, where more than one request waits for its first token to each eight streams; up to 2,048 when nothing else runs.",
             reload="engine",
         ),
     ] = "auto"

@@ -57,6 +57,8 @@ async def plan(core: Core, params: ConfigReloadParams) -> Plan:
     if any(change.reload == "engine" for change in changes):
         reload_weights = boot.files != core.boot.files
         made = replaces_engine(core, aborts=reload_weights, first=["replace the boot file"])
+        if any(change.key == "memory.preallocate" for change in changes):
+            made.downtime_s = None  # the last start tells nothing of it
         made.steps.append("tell the other processes what is new")
     else:
         made = Plan(steps=["tell the processes what is new"] if changes else ["nothing has changed"])

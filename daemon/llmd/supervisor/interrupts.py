@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
@@ -43,6 +43,26 @@ def interruptible() -> Iterator[None]:
         for number, handler in before.items():
             if signal.getsignal(number) is stop:
                 signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[Callable[[], None]]:
+    """SIGTERM and SIGINT wait until the end of this: what their handlers raise would be lost, and printed, in the callbacks that Python runs after a fork.
+
+    A child that is forked in here calls what this yields, and from then on ends by these signals.
+    """
+    asked = {signal.SIGTERM, signal.SIGINT}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, asked)
+
+    def let_go() -> None:
+        for number in asked:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield let_go
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

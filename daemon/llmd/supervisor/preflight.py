@@ -20,6 +20,7 @@ import msgspec
 from llmd.config import ServerArgs
 from llmd.errors import EXIT_CONFIG, EXIT_RESOURCE, ConfigError, GaveUp, ResourceError, exhausted
 from llmd.plan.spec import ModelFiles
+from llmd.supervisor.interrupts import held
 from llmd.supervisor.os_seam import Os
 
 #: Reading headers takes well under a second; a network file system may need more.
@@ -77,16 +78,13 @@ def check(
 def _start(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdout: int, stderr: int | None) -> subprocess.Popen[bytes]:
     parent = os_.pid()
     try:
-        return subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=dict(env),
-            # Without a second thread this is safe, and the child dies with us.
-            preexec_fn=lambda: os_.die_with_parent(parent),
-            process_group=0,
-        )
+        with held() as let_go:
+
+            def before_exec() -> None:  # without a second thread this is safe, and the child dies with us
+                let_go()
+                os_.die_with_parent(parent)
+
+            return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=dict(env), preexec_fn=before_exec, process_group=0)
     except OSError as error:
         raise exhausted(error, f"cannot start {argv[3]}") or error from None
 

@@ -90,6 +90,18 @@ def test_live_keys_are_told_to_everyone_and_kept_for_who_starts_later(daemon: Re
     wait_for(lambda: told(fresh), "a frontend that comes up is told once more")
 
 
+def test_how_long_the_engine_is_away_is_not_guessed_where_the_pool_comes_to_be_taken_at_the_start(daemon: Reloadable) -> None:
+    def away(**memory: Any) -> float | None:
+        daemon.write(memory=memory)
+        plan: dict[str, Any] = daemon.made.http.post("/v1/config/reload", json={"dry_run": True}).json()["plan"]
+        assert plan["processes_restarted"] == ["scheduler-0"]
+        found: float | None = plan["downtime_s"]
+        return found
+
+    assert isinstance(away(max_total_tokens=4096), float)
+    assert away(preallocate=True) is None
+
+
 def test_a_fault_or_a_key_that_needs_a_restart_changes_nothing_at_all(daemon: Reloadable) -> None:
     made = daemon.made
     before = made.boot.ports.boot.read_bytes()

@@ -17,7 +17,7 @@ from llmd.errors import ConfigError
 from llmd.plan.spec import ModelFiles
 from llmd.supervisor import memory_plan
 from llmd.supervisor.facts import Report
-from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, interruptible
+from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, held, interruptible
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
@@ -86,6 +86,27 @@ def test_a_stop_is_raised_and_raised_again_if_it_gets_lost(number: signal.Signal
     with pytest.raises(Interrupted, match=number.name):
         lose_it_once()
     assert signal.getsignal(number) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_waits_until_a_child_is_forked_which_it_ends(number: signal.Signals) -> None:
+    children: list[int] = []
+
+    def start() -> None:
+        with interruptible(), held() as let_go:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.kill(os.getpid(), number)  # waits
+                    let_go()
+                finally:
+                    os._exit(1)
+            os.kill(os.getpid(), number)
+            children.append(pid)
+
+    with pytest.raises(Interrupted):
+        start()
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == -number
 
 
 def test_a_deadline_ends_whatever_waits() -> None:
