@@ -3,7 +3,7 @@
 `python -m tests.bench.bench_http [MODEL.gguf] [key=value ...]`: a GGUF (the embedded one by default) and settings of llmd. Works: *short* 128 tokens
 in and 128 out, *shared* 1,024 shared and 32 in and 64 out, *long* 1,500 in and 16 out. Medians of three rounds, each with prompts of its own. The
 peer runs in `.venv-peer`, which is made when it is missing, on the same file and the same prompts, before llmd, never beside it. PEER=f32 and PEER=bf16
-tell it what to compute in; with PEER=1 it chooses. It takes its KV cache's memory before it begins, so llmd is told to (memory.preallocate=false: not).
+tell it what to compute in; with PEER=1 it chooses.
 
 At the end some of the 64-stream answers are asked for again, alone and with an empty prefix cache: their texts must be the same.
 """
@@ -115,7 +115,7 @@ def same_alone(daemon: Daemon, widest: Result) -> int:
 def main(argv: list[str]) -> None:
     settings = dict(word.split("=", 1) for word in argv if "=" in word)
     model = Path(next((word for word in argv if "=" not in word), EMBEDDED)).resolve()
-    config: dict[str, Any] = {"model": {"path": str(model)}, "memory": {"preallocate": True}}
+    config: dict[str, Any] = {"model": {"path": str(model)}}
     for key, value in settings.items():
         section, name = key.split(".", 1)
         config.setdefault(section, {})[name] = yaml.safe_load(value)
