@@ -42,19 +42,17 @@ def pull(name: str, cache_dir: Path, env: Mapping[str, str], os_: Os, on_line: C
     """`llmd pull NAME`. On a terminal it draws its own progress, elsewhere `on_line` gets what it says. Raises its error."""
     argv = [sys.executable, "-P", "-m", "llmd.cli", "pull", name, "--cache-dir", str(cache_dir)]
     terminal = os.isatty(2)
-    child = _start(argv, env, os_, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None if terminal else subprocess.PIPE)
     said: list[str] = []
-    try:
-        if child.stderr is not None:
-            for line in _lines(child.stderr.fileno(), PULL_DEADLINE_S):
-                text = line.removeprefix("llmd: ")
-                said.append(text)
-                on_line(text)
-        status = child.wait(timeout=_END_S if child.stderr else PULL_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        raise ResourceError(f"llmd pull {name} was not done after {PULL_DEADLINE_S:.0f} s") from None
-    finally:
-        _end(child, os_)
+    with _child(argv, env, os_, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=None if terminal else subprocess.PIPE) as child:
+        try:
+            if child.stderr is not None:
+                for line in _lines(child.stderr.fileno(), PULL_DEADLINE_S):
+                    text = line.removeprefix("llmd: ")
+                    said.append(text)
+                    on_line(text)
+            status = child.wait(timeout=_END_S if child.stderr else PULL_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise ResourceError(f"llmd pull {name} was not done after {PULL_DEADLINE_S:.0f} s") from None
     _raise_for(status, "\n".join(said[-3:]) if status else "", f"llmd pull {name}")
 
 
@@ -75,8 +73,11 @@ def check(
         raise GaveUp(f"the check of the model's files gave no answer: {error}") from None
 
 
-def _start(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdout: int, stderr: int | None) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _child(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdout: int, stderr: int | None) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that is gone at the end of this, also when a stop comes in the very moment in which it has been started."""
     parent = os_.pid()
+    child: subprocess.Popen[bytes] | None = None
     try:
         with held() as let_go:
 
@@ -84,20 +85,23 @@ def _start(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdo
                 let_go()
                 os_.die_with_parent(parent)
 
-            return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=dict(env), preexec_fn=before_exec, process_group=0)
-    except OSError as error:
-        raise exhausted(error, f"cannot start {argv[3]}") or error from None
+            try:
+                child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=dict(env), preexec_fn=before_exec, process_group=0)
+            except OSError as error:
+                raise exhausted(error, f"cannot start {argv[3]}") or error from None
+        yield child
+    finally:
+        if child is not None:
+            _end(child, os_)
 
 
 def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float, os_: Os, meanwhile: Callable[[], None]) -> tuple[int, bytes, str]:
-    child = _start(argv, env, os_, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        meanwhile()
-        stdout, stderr = child.communicate(stdin, timeout=deadline)
-    except subprocess.TimeoutExpired:
-        raise ResourceError(f"{' '.join(argv[2:4])} was not done after {deadline:g} s") from None
-    finally:
-        _end(child, os_)
+    with _child(argv, env, os_, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            meanwhile()
+            stdout, stderr = child.communicate(stdin, timeout=deadline)
+        except subprocess.TimeoutExpired:
+            raise ResourceError(f"{' '.join(argv[2:4])} was not done after {deadline:g} s") from None
     return child.returncode, stdout, stderr.decode("utf-8", "replace")
 
 

@@ -6,8 +6,10 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from llmd.config import ServerArgs
 from llmd.config.server_args import MemoryArgs, ModelArgs
 from llmd.errors import ConfigError
 from llmd.plan.spec import ModelFiles
-from llmd.supervisor import memory_plan
+from llmd.supervisor import memory_plan, preflight
 from llmd.supervisor.facts import Report
 from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, held, interruptible
 from llmd.supervisor.logsink import LogSink
@@ -107,6 +109,22 @@ def test_a_stop_waits_until_a_child_is_forked_which_it_ends(number: signal.Signa
     with pytest.raises(Interrupted):
         start()
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_in_the_moment_of_a_childs_start_ends_the_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
+        children.append(real(*args, **more))
+        signal.raise_signal(number)  # waits until the caller has what this returns
+        return children[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(Interrupted), interruptible():
+        preflight.check(ServerArgs(), tmp_path, dict(os.environ), Os(), [])
+    assert children[0].returncode == -signal.SIGKILL
 
 
 def test_a_deadline_ends_whatever_waits() -> None:
