@@ -1,9 +1,10 @@
 """Output tokens a second over HTTP at 1, 4, 16 and 64 streams, the client on the same cores; with PEER=1 beside OpenVINO GenAI, as ratios.
 
 `python -m tests.bench.bench_http [MODEL.gguf] [key=value ...]`: a GGUF (the embedded one by default) and settings of llmd. Works: *short* 128 tokens
-in and 128 out, *shared* 1,024 shared and 32 in and 64 out, *long* 1,500 in and 16 out. Medians of three rounds, each with prompts of its own. The
-peer runs in `.venv-peer`, which is made when it is missing, on the same file and the same prompts, before llmd, never beside it. PEER=f32 and PEER=bf16
-tell it what to compute in; with PEER=1 it chooses.
+in and 128 out, *shared* 1,024 shared and 32 in and 64 out, *long* 1,500 in and 16 out. Medians of three rounds, each with prompts of its own. Before
+each point nothing is asked for during two seconds, which is when llmd takes memory ahead of its use; the peer has the same pauses. The peer runs in
+`.venv-peer`, which is made when it is missing, on the same file and the same prompts, before llmd, never beside it. PEER=f32 and PEER=bf16 tell it what
+to compute in; with PEER=1 it chooses.
 
 At the end some of the 64-stream answers are asked for again, alone and with an empty prefix cache: their texts must be the same.
 """
@@ -35,6 +36,8 @@ EMBEDDED = Path.home() / ".cache/llmd/models/smollm2-135m-instruct/SmolLM2-135M-
 #: (work, streams); the seeds of its rounds follow from its place.
 POINTS = [("short", 1), ("short", 4), ("short", 16), ("short", 64), ("shared", 1), ("shared", 16), ("shared", 64), ("long", 1), ("long", 4)]
 ROUNDS = 3
+#: Seconds without a request before each point.
+QUIET_S = 2.0
 CHECKED = 4
 
 Rates = dict[tuple[str, int], list[float]]
@@ -56,7 +59,7 @@ def peer(model: Path, choice: str) -> Rates:
         subprocess.run([sys.executable, "-m", "venv", PEER_VENV], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PEER_PACKAGE], check=True)
     script = Path(__file__).with_name("peer_openvino.py")
-    command = [python, script, model, json.dumps(plan()), *([] if choice == "1" else [choice])]
+    command = [python, script, model, json.dumps(plan()), str(QUIET_S), *([] if choice == "1" else [choice])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | {"PYTHONPATH": str(ROOT / "admin")})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
     return {(line["work"], line["streams"]): [tokens_of(line["work"], line["streams"]) / s for s in line["seconds"]] for line in lines}
@@ -69,6 +72,7 @@ def ours(daemon: Daemon) -> tuple[Rates, Result]:
     widest: Result | None = None
     measure(target, "short", 2, 0)
     for work, streams, seeds in plan():
+        time.sleep(QUIET_S)
         before, began = cpu_seconds(daemon), time.perf_counter()
         rounds = [measure(target, work, streams, seed) for seed in seeds]
         wall = (time.perf_counter() - began) * (os.cpu_count() or 1)

@@ -1,6 +1,6 @@
 """What OpenVINO GenAI does with the same GGUF and the same prompts, in its own process and virtual environment; JSON lines on stdout.
 
-`python peer_openvino.py MODEL.gguf '[["short", 4, [seed, …]], …]' [f32|bf16]`, with openvino-genai installed and `admin` on PYTHONPATH. In-process, no
+`python peer_openvino.py MODEL.gguf '[["short", 4, [seed, …]], …]' PAUSE [f32|bf16]`, with openvino-genai installed and `admin` on PYTHONPATH. In-process, no
 HTTP and no client beside it: a favour to the peer. What it computes in is its own choice (bf16 on a CPU with AMX) unless it is told.
 """
 
@@ -32,14 +32,16 @@ def seconds(pipe: genai.ContinuousBatchingPipeline, work: Work, texts: list[str]
     return time.perf_counter() - began
 
 
-def main(path: str, plan: list[tuple[str, int, list[int]]], precision: str | None = None) -> None:
+def main(path: str, plan: list[tuple[str, int, list[int]]], pause: float, precision: str | None = None) -> None:
+    """`pause`: seconds without work before each point."""
     pipe = pipeline(path, precision)
     seconds(pipe, Work(20, 8), prompts(Work(20, 8), 2, 0))
     for name, streams, seeds in plan:
         work = WORKS[name]
+        time.sleep(pause)
         took = [seconds(pipe, work, prompts(work, streams, seed)) for seed in seeds]
         print(json.dumps({"work": name, "streams": streams, "seconds": took}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])

@@ -208,6 +208,19 @@ def test_a_pool_that_is_preallocated_is_there_when_llmd_is_ready(tmp_path: Path)
         assert daemon.stop() == 0
 
 
+def test_memory_of_the_pool_is_taken_ahead_of_its_use_and_does_not_change_answers(tmp_path: Path) -> None:
+    memory = {"max_total_tokens": 1 << 22}
+    with Daemon(tmp_path, config={**model(random_llama(tmp_path / "m")), "memory": memory}).start() as daemon:
+        scheduler = next(process for process in daemon.status()["processes"] if process["role"] == "scheduler")
+        process = psutil.Process(scheduler["pid"])
+        assert daemon.admin("GET", "/v1/kv").json()["bytes_total"] >= 1 << 30
+        early = daemon.complete(prompt="a b c d e f g h", max_tokens=24).json()["choices"][0]["text"]
+        wait_for("half a GiB", lambda: process.memory_info().rss > 512 << 20, 20)
+        assert process.memory_info().rss < 900 << 20
+        assert daemon.complete(prompt="a b c d e f g h", max_tokens=24).json()["choices"][0]["text"] == early
+        assert daemon.stop() == 0
+
+
 # ------------------------------------------------------------ paths
 
 

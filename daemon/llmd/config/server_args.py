@@ -111,13 +111,14 @@ class MemoryArgs(_Section, frozen=True):
     max_total_tokens: Annotated[Tokens | None, doc("Size of the KV pool in tokens; null: as mem_fraction_static says.", reload="engine")] = None
     clamp_context: Annotated[bool, doc("Shorten the context to what the KV pool holds instead of refusing to start.", reload="engine")] = False
     preallocate: Annotated[
-        bool,
+        bool | Literal["auto"],
         doc(
-            "On a CPU, take the whole KV pool's memory before the model is ready, not bit by bit as tokens come to lie in it: no step waits for memory later. "
-            "A start, and a scheduler's replacement, take 0.1 s longer for each GiB, 2 s in a virtual machine whose host gives memory at the first write.",
+            "When the KV pool's memory is taken on a CPU. false: as tokens come to lie in it. auto: so, and while nothing runs 512 MiB ahead. true: all of it "
+            "before the model is ready, so that no step ever waits for memory; a start, and a scheduler's replacement, take 0.1 s longer for each GiB, 2 s in "
+            "a virtual machine whose host gives memory at the first write.",
             reload="engine",
         ),
-    ] = False
+    ] = "auto"
 
 
 class SchedulerArgs(_Section, frozen=True):

@@ -277,6 +277,11 @@ class Program:
             self._library.llmd_touch(self.cache.ctypes.data + begin, size, self.pool.threads)
             progress(begin + size)
 
+    def take(self, begin: int, end: int) -> None:
+        """Take the memory of token slots begin..end (exclusive) now. No step may run, and what lies in them is lost."""
+        first, last = self.cache_bytes(begin), self.cache_bytes(end)
+        self._library.llmd_touch(self.cache.ctypes.data + first, last - first, 1)
+
     def run(self, step: Step) -> None:
         """The whole step; the arrays that it points to are the caller's to keep. Raises KernelError."""
         self._check(self._library.llmd_program_run(self._handle, ctypes.addressof(step)))

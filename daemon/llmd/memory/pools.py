@@ -63,6 +63,8 @@ class TokenToKVPoolAllocator:
         self.page_size = page_size
         self._free = list(range(pages_total, 0, -1))
         self._held = bytearray(pages_total + 1)
+        self.highest = 0
+        """The highest page that was ever taken: nothing has been written behind it."""
 
     @property
     def num_slots(self) -> int:
@@ -91,6 +93,7 @@ class TokenToKVPoolAllocator:
         del self._free[-pages:]
         for page in taken:
             self._held[page] = 1
+        self.highest = max(self.highest, *taken)
         return taken
 
     def free(self, pages: Sequence[int]) -> None:

@@ -54,6 +54,10 @@ class NativeRunner:
         """See Runner. Raises KernelError for a step that contradicts itself."""
         return self._steps.step(batch, wanted)
 
+    def take(self, begin: int, end: int) -> None:
+        """Make the memory of token slots begin..end (exclusive), which no token has lain in, be there. Not while a step runs."""
+        self.program.take(begin, end)
+
     def close(self) -> None:
         """Give back cache and threads."""
         self.program.close()

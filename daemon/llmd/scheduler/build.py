@@ -20,6 +20,7 @@ from llmd.memory.radix_cache import RadixCache
 from llmd.model import native
 from llmd.model.batch import Runner
 from llmd.plan.spec import Boot
+from llmd.scheduler.ahead import Ahead
 from llmd.scheduler.dummy import KV_BYTES_PER_TOKEN, DummyRunner
 from llmd.scheduler.kv import KvManager
 
@@ -38,6 +39,7 @@ class Built:
     context_length: int
     max_running: int
     info: dict[str, Any]
+    ahead: Ahead | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,12 @@ def build(boot: Boot, progress: Progress) -> Built:
     rows, pages = ReqToTokenPool(max_running, budget.context_length), TokenToKVPoolAllocator(budget.pages, budget.page_size)
     kv = KvManager(rows, pages, cache, boot.files.weights_version)
     runner = make_runner(kv)
+    ahead = _ahead(args, pages, facts, runner)
     load_s = time.monotonic() - began
     computed_by = "torch" if facts.kernels == "torch" else f"{facts.kernels} kernels"
     pool = f"{budget.tokens} tokens of KV in {budget.pages} pages, {budget.kv_bytes / 2**20:.0f} MiB ({budget.explain})"
     log.info("model loaded in %.2f s, computed by %s: %s", load_s, computed_by, pool)
-    return Built(runner, kv, budget.context_length, max_running, _info(args, facts, budget, max_running) | {"load_s": round(load_s, 3)})
+    return Built(runner, kv, budget.context_length, max_running, _info(args, facts, budget, max_running) | {"load_s": round(load_s, 3)}, ahead)
 
 
 def _load(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvManager], Runner]]:
@@ -113,7 +116,7 @@ def _load_native(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvMa
 
     def runner(kv: KvManager) -> NativeRunner:
         slots, size = kv.pages.num_slots, boot.files.tokenizer_size
-        told = (lambda done: progress("KV cache", done, slots * each)) if boot.args.memory.preallocate else None
+        told = (lambda done: progress("KV cache", done, slots * each)) if boot.args.memory.preallocate is True else None
         return NativeRunner(model, slots, kv.pages.page_size, kv_dtype, threads, size, _places(threads), preallocate=told)
 
     return facts, runner
@@ -136,7 +139,17 @@ def _load_torch(boot: Boot, progress: Progress) -> tuple[_Facts, Callable[[KvMan
     model = load_model(boot, progress)
     dtype, kv_dtype = (str(kind).removeprefix("torch.") for kind in (model.dtype, model.kv_dtype))
     facts = _Facts(model.kv_bytes_per_token, str(model.device), model.weights_bytes, dtype, kv_dtype, model.quantization)
-    return facts, lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size), preallocate=boot.args.memory.preallocate)
+    return facts, lambda kv: ModelRunner(model, kv.pages.num_slots, Sampler(boot.files.tokenizer_size), preallocate=boot.args.memory.preallocate is True)
+
+
+def _ahead(args: ServerArgs, pages: TokenToKVPoolAllocator, facts: _Facts, runner: Runner) -> Ahead | None:
+    if args.memory.preallocate != "auto" or facts.kernels == "torch":
+        return None
+    from llmd.model.native_runner import NativeRunner
+
+    assert isinstance(runner, NativeRunner)
+    size = pages.page_size
+    return Ahead(pages, size * facts.kv_bytes_per_token, lambda begin, end: runner.take(begin * size, end * size))
 
 
 def _budget(boot: Boot, facts: _Facts, max_running: int, free_before: int) -> KvBudget:

@@ -14,6 +14,7 @@ from llmd import failpoints
 from llmd.model.batch import Runner, SampleResult
 from llmd.observability.pulse import Pulse
 from llmd.observability.totals import Meter
+from llmd.scheduler.ahead import Ahead
 from llmd.scheduler.arrivals import Arrivals, Limits, Refusal
 from llmd.scheduler.chunk import ChunkSizer
 from llmd.scheduler.compute import Compute, Step
@@ -62,6 +63,7 @@ class Scheduler:
         overlap: bool,
         suspects: Suspects | None = None,
         journal: Journal | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """`chunk`: prompt tokens of a step, None: as many as suit the streams beside them. `overlap`: prepare a step while the last computes."""
         self._compute = Compute(runner, overlap=overlap)
@@ -75,6 +77,7 @@ class Scheduler:
         self.launched: Step | None = None
         """The step on its way; without overlap none is, between two turns of the loop."""
         self._audit_at: float | None = None
+        self._ahead = ahead
         self.kv = kv
         self.waiting = waiting
         self.decode = DecodeManager(kv, waiting, meter)
@@ -250,6 +253,8 @@ class Scheduler:
                 self._pulse.begin("blocked on detokenizer")
         else:
             until = self._audit()
+            if self._ahead is not None and self._ahead.take():
+                until = 0.0
         self._input.wait(until, self._output.channels)
         if self._pulse.phase != "idle" and not (self._output.blocked and in_flight):
             self._pulse.end()

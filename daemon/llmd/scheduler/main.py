@@ -88,6 +88,7 @@ def _scheduler(context: WorkerContext, built: Built, source: Input, output: Outp
         waiting=waiting,
         overlap=_overlap(args.overlap, built),
         suspects=_suspects(context),
+        ahead=built.ahead,
         journal=Journal(context.boot.ports.journal(context.rank), context.epoch, 2 * built.max_running),
     )
 

@@ -207,3 +207,17 @@ def test_the_cache_takes_memory_as_it_is_used_or_at_once(tmp_path: Path, threads
     assert size >= 2**26 and taken[0] < size / 4 and taken[1] > size * 0.9
     assert not kept[1].program.cache.any()
     assert told[-1] == size and told == sorted(told)
+
+
+@pytest.mark.parametrize("begin", [1 << 15, (1 << 15) + 3])
+def test_a_part_of_the_cache_is_taken_and_no_tile_before_it_is_touched(tmp_path: Path, begin: int) -> None:
+    boot = boot_for(random_llama(tmp_path / "m"), tmp_path / "cache", dtype="float32", kv_cache_dtype="float32")
+    slots, end, process = 1 << 17, 1 << 16, psutil.Process()
+    runner = NativeRunner(load_native(boot, nothing), slots, 16, "float32", 1, boot.files.tokenizer_size)
+    used = runner.program.cache_bytes(begin)
+    runner.program.cache[:used] = 1
+    before = process.memory_info().rss
+    runner.take(begin, end)
+    taken, size = process.memory_info().rss - before, runner.program.cache_bytes(end) - used
+    assert size >= 2**23 and size * 0.8 < taken < size * 1.2 + 2**22
+    assert runner.program.cache[:used].all() and not runner.program.cache[used:].any()
