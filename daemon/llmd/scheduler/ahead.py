@@ -10,8 +10,10 @@ from typing import Final
 
 from llmd.memory.pools import TokenToKVPoolAllocator
 
-#: How much memory that no token has lain in yet is kept ready: the prompts of a burst, and little beside a model.
-AHEAD_BYTES: Final = 512 << 20
+#: How much memory is taken whether it will be needed or not: the prompts of a first burst, and little beside a model.
+FIRST_BYTES: Final = 512 << 20
+#: And to how much of what has been needed so far: who has had a lot to do will have more.
+GROWTH: Final = 1.5
 #: How much is taken at once: a request that comes meanwhile waits for it. A large page.
 PIECE_BYTES: Final = 2 << 20
 
@@ -23,16 +25,16 @@ class Ahead:
         """`take`: makes the memory of pages begin..end (exclusive) be there; their contents are lost."""
         self._pages = pages
         self._each = max(1, PIECE_BYTES // page_bytes)
-        self._ahead = max(1, AHEAD_BYTES // page_bytes)
+        self._first = max(1, FIRST_BYTES // page_bytes)
         self._take = take
         self._next = 1
         """The first page whose memory has not been taken."""
 
     def take(self) -> bool:
         """Take one piece, if there is not enough yet; returns whether there is more to take. Only while no step runs."""
-        unused = self._pages.highest + 1
-        end = min(unused + self._ahead, self._pages.pages_total + 1)
-        begin = max(self._next, unused)
+        used = self._pages.highest
+        end = min(max(self._first, int(used * GROWTH)), self._pages.pages_total) + 1
+        begin = max(self._next, used + 1)
         if begin >= end:
             return False
         self._next = min(begin + self._each, end)
