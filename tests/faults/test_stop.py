@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -160,6 +161,30 @@ def test_a_second_interrupt_stops_at_once_with_130(tmp_path: Path) -> None:
         assert events[-1]["error"]["code"] == "shutting_down"
         assert gone(pids)
         assert "KeyboardInterrupt" not in daemon.log_text()
+
+
+@pytest.mark.parametrize("mode", ["now", "drain"])
+def test_a_stop_during_a_reload_ends_it_by_name(tmp_path: Path, mode: str) -> None:
+    """`now`: while the new engine loads; `drain`: while a request keeps the old one."""
+    config = DUMMY | {"http": {"drain_timeout": "1s"}}
+    steps, load = Brake(tmp_path), Brake(tmp_path, "load", on=False)
+    with Daemon(tmp_path, config=config, failpoints=f"{steps.steps};{load.holds('scheduler.weights')}").start() as daemon, ThreadPoolExecutor(2) as pool:
+        load.put_on()
+        if mode == "drain":
+            pool.submit(lambda: daemon.complete(max_tokens=1000, ignore_eos=True))
+            wait_for("it runs", lambda: daemon.requests() == (1, 0), 20)
+        reload = pool.submit(lambda: daemon.admin("POST", "/v1/reload", {"path": "dummy", "mode": mode}, timeout=60))
+        if mode == "now":
+            wait_for("the new engine loads", lambda: "failpoint scheduler.weights" in daemon.log_text(), 20)
+        else:
+            wait_for("it drains", lambda: daemon.status()["state"] == "reloading", 20)
+        assert daemon.stop() == 0
+        assert reload.result().status_code == 503
+        error = reload.result().json()["error"]
+        assert (error["code"], error["message"]) == ("shutting_down", "llmd is being stopped: this was not finished")
+        assert "raceback" not in daemon.log_text()
+        starts = len(re.findall("failpoint scheduler.weights", daemon.log_text()))
+        assert starts == (1 if mode == "now" else 0), "no engine is started for it in a stop"
 
 
 def test_a_second_instance_is_refused(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ class AdminServer:
         assert self._sockets, "bind comes first"
         await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in zip(self._servers, self._sockets, strict=True)))
 
+    async def answered(self, within: float) -> None:
+        """Return when all requests have been answered, or after so many seconds."""
+        running = [task for server in self._servers for task in server.server_state.tasks]
+        if running:
+            await asyncio.wait(running, timeout=within)
+
     def close(self) -> None:
         """Stop listening. The socket file stays, so that a caller is refused rather than told that nothing is there."""
         for running in self._servers:

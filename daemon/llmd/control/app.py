@@ -37,6 +37,9 @@ KILL_AGAIN = 2.0
 #: Seconds after which metrics of which only ages have changed are rendered and published again.
 RENDER_AGAIN = 5.0
 
+#: Seconds, when control ends, for what runs to end too, and for whoever waits for it to be told.
+ENDS_WITHIN, ANSWERED_WITHIN = 2.0, 0.5
+
 #: Share of a heartbeat's period after a tick, at which all send theirs, when control looks at them.
 LATER = 0.02
 
@@ -112,6 +115,10 @@ class ControlApp:
         await self.operations.take_up()
 
     async def _close(self, tasks: Sequence[asyncio.Future[Any]]) -> None:
+        await self.operations.end_all(ENDS_WITHIN)
+        self.core.events.end()
+        if self._admin is not None:
+            await self._admin.answered(ANSWERED_WITHIN)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

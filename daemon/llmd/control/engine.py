@@ -6,6 +6,7 @@ import time
 
 from llmd.control.channel import RankReply
 from llmd.control.core import Core
+from llmd.control.operation import stopped
 from llmd.control.snapshot import WANTED_EXITS, ProcessView
 
 
@@ -18,17 +19,21 @@ async def await_recovery(core: Core, before: int, deadline: float) -> str:
 
 
 async def await_engine(core: Core, before: int, deadline: float) -> str:
-    """Wait until the engine that was started after epoch `before` is up. Empty when it is, else why it is not; its first death is the end of the wait."""
+    """Wait until the engine that was started after epoch `before` is up. Empty when it is, else why it is not; its first death is the end of the wait.
+
+    While llmd stops, requests in flight may still wait for that engine; once none does, this raises RequestError."""
     began = time.monotonic()
     fault = ""
 
     def over() -> bool:
         nonlocal fault
         fault = _fault(core, before, began)
-        return bool(fault) or _is_up(core, before)
+        return bool(fault) or _is_up(core, before) or core.machine.state == "stopping"
 
     if not await core.until(over, deadline):
         return f"not ready within {deadline - began:.0f} s"
+    if not fault and not _is_up(core, before):
+        raise stopped()
     return fault
 
 

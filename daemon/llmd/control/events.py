@@ -42,6 +42,7 @@ class Events:
         self._kept: deque[Event] = deque(saved or (), maxlen=KEPT)
         self._numbers = itertools.count(self._kept[-1].seq + MARGIN if self._kept else 1)
         self._news = asyncio.Event()
+        self._over = False
 
     @property
     def last(self) -> int:
@@ -58,6 +59,11 @@ class Events:
         self._news.set()
         self._news = asyncio.Event()
 
+    def end(self) -> None:
+        """Control ends: whoever follows has had all."""
+        self._over = True
+        self._news.set()
+
     def since(self, seq: int) -> list[Event]:
         """All newer than `seq`, oldest first; a `gap` in front where some of them are forgotten. A number from the future starts anew."""
         if seq > self.last:
@@ -69,13 +75,15 @@ class Events:
         return found
 
     async def follow(self, seq: int, patience: float) -> AsyncIterator[list[Event]]:
-        """Events after `seq`, as they come, for ever; an empty list whenever `patience` seconds brought none."""
+        """Events after `seq`, as they come, until the end; an empty list whenever `patience` seconds brought none."""
         while True:
             news = self._news
             if found := self.since(seq):
                 seq = found[-1].seq
                 yield found
                 continue
+            if self._over:
+                return
             try:
                 await asyncio.wait_for(news.wait(), patience)
             except TimeoutError:

@@ -72,6 +72,11 @@ def replay(earlier: Operation, verb: str, raw: dict[str, Any]) -> Operation:
     raise OperationFailed(RequestError(earlier.message, code=earlier.code), earlier)
 
 
+def stopped() -> RequestError:
+    """The error of an operation that a stop of llmd ends."""
+    return RequestError("llmd is being stopped: this was not finished", code="shutting_down")
+
+
 def refusal(refused: dict[str, str]) -> RequestError:
     """The error of a plan that is refused."""
     error = RequestError(refused["message"], code=refused["code"], status=409)

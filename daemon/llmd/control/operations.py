@@ -23,7 +23,7 @@ from llmd.control.channel import RankReply
 from llmd.control.core import Core
 from llmd.control.effects import Effect, effects, facts
 from llmd.control.events import Severity
-from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, refusal, replay
+from llmd.control.operation import Conflict, Operation, OperationFailed, OperationState, refusal, replay, stopped
 from llmd.control.params import convert
 from llmd.control.peer import Peer
 from llmd.control.state_file import Began
@@ -65,7 +65,10 @@ class Operations:
         self._kept: deque[Operation] = deque((msgspec.convert(record, Operation) for record in core.remembered.operations), maxlen=KEPT)
         self._running: list[Operation] = []
         self._waiting: dict[str, asyncio.Task[Any]] = {}
-        self._ended: dict[asyncio.Task[Any], str] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """Those that run an operation, or are about to."""
+        self._ended: dict[asyncio.Task[Any], RequestError] = {}
+        """Tasks that were ended -> what their callers are told."""
         self._left = [operation for operation in self._kept if not operation.over]
         """What a control before this one was doing, until it is taken up."""
         self._by_key = {operation.key: asyncio.get_running_loop().create_future() for operation in self._left if operation.key is not None}
@@ -112,11 +115,12 @@ class Operations:
         task = asyncio.current_task()
         assert task is not None, "this is a coroutine"
         operation: Operation | None = None
-        await self._core.until(lambda: self._settled, time.monotonic() + SETTLED_WITHIN)
+        self._tasks.add(task)
         try:
+            await self._core.until(lambda: self._settled, time.monotonic() + SETTLED_WITHIN)
             params = self._params(verb, raw)
             for flush in self._conflicts(verb):  # a new engine has nothing to forget
-                self.end(flush, f"a {verb} replaces the engine, and all that a flush would have it forget")
+                self.end(flush, RequestError(f"a {verb} replaces the engine, and all that a flush would have it forget", code="aborted"))
             operation = Operation(id=f"op-{secrets.token_hex(6)}", verb=verb, params=raw, reason=reason, started_at=time.time(), by=peer, key=key)
             if isinstance(params, verbs.FlushParams) and params.timeout_s:
                 self._waiting[operation.id] = task
@@ -127,10 +131,9 @@ class Operations:
             await self._audited(peer, verb, raw, reason, operation, error)
             raise OperationFailed(error, operation) from None
         except asyncio.CancelledError:
-            why = self._ended.pop(task, "")
-            ended = RequestError(why or "control ends", code="aborted")
-            self.audit.append(audit_line.line(peer, verb, raw, reason, operation, ended))
-            if not why:
+            ended = self._ended.pop(task, None)
+            self.audit.append(audit_line.line(peer, verb, raw, reason, operation, ended or RequestError("control ends", code="aborted")))
+            if ended is None:
                 raise
             raise OperationFailed(ended, operation) from None
         except Exception as error:
@@ -141,16 +144,25 @@ class Operations:
             if operation is not None:
                 self._waiting.pop(operation.id, None)
             self._ended.pop(task, None)
+            self._tasks.discard(task)
         await self._audited(peer, verb, raw, reason, operation, None)
         return operation
 
-    def end(self, task: asyncio.Task[Any], why: str) -> None:
-        """End what `task` runs: nobody wants its result any more. It fails with `aborted`."""
+    def end(self, task: asyncio.Task[Any], error: RequestError) -> None:
+        """End what `task` runs: it fails with `error`."""
         if task.done():
             return
-        self._ended[task] = why
+        self._ended[task] = error
         task.cancel()
         asyncio.get_running_loop().call_later(END_AGAIN, lambda: self._ended.get(task) and task.cancel())
+
+    async def end_all(self, within: float) -> None:
+        """Control ends: so does all that runs, within so many seconds, and whoever waits for it is told why."""
+        running = list(self._tasks)
+        for task in running:
+            self.end(task, stopped() if self._core.stopping else RequestError("control ends", code="aborted"))
+        if running:
+            await asyncio.wait(running, timeout=within)
 
     async def take_up(self) -> None:
         """Finish what a control before this one had begun. Called once, when the picture is whole."""
@@ -165,6 +177,7 @@ class Operations:
         log.warning("taking up the %s that the control before this one had begun", operation.verb, extra=extra)
         task, error = asyncio.current_task(), None
         assert task is not None, "this is a coroutine"
+        self._tasks.add(task)
         if operation.verb == "flush":
             self._waiting[operation.id] = task
         try:
@@ -172,13 +185,13 @@ class Operations:
         except RequestError as refused:
             error = refused
         except asyncio.CancelledError:
-            if not (why := self._ended.pop(task, "")):
+            if (error := self._ended.pop(task, None)) is None:
                 raise
-            error = RequestError(why, code="aborted")
         except Exception as fault:
             error = self._fault(fault, operation.verb, operation)
         finally:
             self._waiting.pop(operation.id, None)
+            self._tasks.discard(task)
             if operation.key in self._by_key:
                 self._by_key.pop(operation.key).set_result(None)
         if error is not None:
@@ -233,8 +246,8 @@ class Operations:
             await self._dispatch(operation, params, began)
             operation.state = "succeeded"
         except SupervisorAway as error:
-            fault = RequestError(_about_supervisor(error, operation.verb), code="engine_unavailable")
-            fault.hint = "see `llmctl status`"
+            fault = stopped() if self._core.stopping else RequestError(_about_supervisor(error, operation.verb), code="engine_unavailable")
+            fault.hint = fault.hint or "see `llmctl status`"
             operation.outcome = "unknown" if isinstance(error, OutcomeUnknown) else "known"
             self._failed(operation, "failed", fault.message, fault.code)
             raise fault from None
@@ -247,7 +260,8 @@ class Operations:
             raise
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            self._failed(operation, "failed", self._ended.get(task, "control ends") if task else "", "aborted")
+            told = self._ended.get(task) if task else None
+            self._failed(operation, "failed", told.message if told else "control ends", told.code if told else "aborted")
             raise
         except BaseException as error:
             self._failed(operation, "failed", _text_of(error), "internal_error")

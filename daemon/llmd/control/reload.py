@@ -19,6 +19,7 @@ import msgspec
 from llmd.control import drain, weights
 from llmd.control.core import Core
 from llmd.control.engine import await_engine, await_recovery, engine_results
+from llmd.control.operation import stopped
 from llmd.control.plan import Plan, in_flight, replaces_engine, rids
 from llmd.control.state_file import replace_file
 from llmd.control.supervisor_client import SupervisorAway
@@ -92,6 +93,7 @@ async def _stay_with_the_old(core: Core, before: int, keep: Keep, save: Save) ->
 async def replace_engine(core: Core, boot: Boot, mode: str, patience: float, keep: Keep, save: Save) -> None:
     """Replace the boot file, start the engine anew, and go back to the old one if it does not come up. Raises RolledBack, RequestError."""
     old = core.boot
+    _refuse_in_a_stop(core)
     core.machine.fire("reload", f"to {boot.files.weights_version}" if boot.files != old.files else "the configuration has changed")
     try:
         before = await _commit(core, boot, mode, patience, save)
@@ -148,12 +150,19 @@ async def _commit(core: Core, boot: Boot, mode: str, patience: float, save: Save
         left = await drain.drain(core, time.monotonic() + patience)
         if left:
             raise RequestError(f"{drain.unfinished(left)} within {patience:g} s; the old weights go on", code="timeout")
+    _refuse_in_a_stop(core)
     before = core.epoch
     core.remembered.previous_boot, core.remembered.reload_epoch = core.boot.dump(), before
     await save()
     await replace_boot(core, boot)
     # An engine that the supervisor has started since on its own may still have read the old boot file.
     return max(before, await core.supervisor.restart_engine("reload"))
+
+
+def _refuse_in_a_stop(core: Core) -> None:
+    """It may have begun while something took its time. Nothing has been changed yet."""
+    if core.stopping:
+        raise stopped()
 
 
 async def _abort(core: Core) -> None:
@@ -174,10 +183,11 @@ async def _roll_back(core: Core, old: Boot, fault: str) -> None:
 
 async def _finish(core: Core, save: Save) -> None:
     core.remembered.previous_boot = None
-    if core.machine.can("reloaded"):
-        core.machine.fire("reloaded", f"weights {core.boot.files.weights_version}")
-    if core.holding and core.machine.state != "draining":
-        await drain.resume(core)
+    if not core.stopping:  # a stop goes its own way
+        if core.machine.can("reloaded"):
+            core.machine.fire("reloaded", f"weights {core.boot.files.weights_version}")
+        if core.holding and core.machine.state != "draining":
+            await drain.resume(core)
     with contextlib.suppress(OSError):
         await save()
 

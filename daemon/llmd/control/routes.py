@@ -154,7 +154,7 @@ def _changes(core: Core, operations: Operations) -> list[Route]:
             return await _begun(work, begun)
         if verb in WAITING_VERBS:
             await while_connected(request, work)
-            operations.end(work, "the caller hung up")
+            operations.end(work, RequestError("the caller hung up", code="aborted"))
         return json_response(await work)
 
     async def _begun(work: asyncio.Task[Operation], begun: asyncio.Future[Operation]) -> Response:

@@ -334,6 +334,27 @@ def test_a_waiting_flush_ends_with_its_caller_and_for_a_restart(daemon: Trio) ->
         assert restart.result().status_code == 200
 
 
+@pytest.mark.parametrize(("stopping", "status", "code"), [(True, 503, "shutting_down"), (False, 409, "aborted")])
+def test_whoever_waits_is_told_that_control_ends(daemon: Trio, stopping: bool, status: int, code: str) -> None:
+    """Be it with llmd or alone. A reader of events has a whole answer."""
+    made, scheduler, _ = daemon
+    scheduler.answers["flush"] = ("busy", {"running": 1, "waiting": 0})
+    with ThreadPoolExecutor(1) as pool, made.http.stream("GET", "/v1/events") as events:
+        flush = pool.submit(lambda: made.http.post("/v1/flush", json={"timeout_s": 300}))
+        wait_for(lambda: "flush" in scheduler.verbs(), "it waits")
+        if stopping:
+            made.supervisor.stopping = True
+            wait_for(lambda: made.supervisor.called("shutdown"), "control has seen to it")
+        assert made.control is not None
+        made.control.send_signal(signal.SIGTERM)
+        refused = error(flush.result(), status, code)
+        assert made.control.wait(20 * SLOW) == 0
+        assert "flush: failed" in events.read().decode()
+    assert refused["message"] == ("llmd is being stopped: this was not finished" if stopping else "control ends")
+    assert "raceback" not in made.log.read_text()
+    assert [(line["verb"], line["result"], line["code"]) for line in audit(made)] == [("flush", "failed", code)]
+
+
 def test_an_answer_that_does_not_come_leaves_the_outcome_open(daemon: Trio) -> None:
     made, _, _ = daemon
     made.supervisor.deaf = True
