@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import ssl
 import time
@@ -23,6 +24,8 @@ _VOCABULARY: Final = (
 _WORDS: Final = _VOCABULARY.split()
 #: Longest line of a response that is taken; logprobs are not asked for.
 _LINE: Final = 1 << 20
+#: Seconds in which a server has to take a connection.
+CONNECT_WITHIN: Final = 10.0
 
 
 class LoadError(Exception):
@@ -31,6 +34,14 @@ class LoadError(Exception):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
+
+
+class BadAddress(LoadError):
+    """The URL is not one of an HTTP server."""
+
+
+class Unreachable(LoadError):
+    """No connection came about. The message begins with `HOST:PORT`."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,16 @@ async def run(target: Target, work: Work, texts: Sequence[str], streams: int) ->
     return Result(streams, time.perf_counter() - began, samples)
 
 
+async def reach(target: Target) -> None:
+    """Return if somebody takes connections there. Raises LoadError, BadAddress, Unreachable; TimeoutError after CONNECT_WITHIN."""
+    connection = _Connection(target)
+    try:
+        async with asyncio.timeout(CONNECT_WITHIN):
+            await connection.open()
+    finally:
+        connection.close()
+
+
 async def models(target: Target) -> list[str]:
     """The ids that the server serves. Raises LoadError."""
     connection = _Connection(target)
@@ -206,25 +227,39 @@ class _Connection:
     """One HTTP/1.1 connection, kept alive; a closed one is opened again by the next request."""
 
     def __init__(self, target: Target) -> None:
-        parts = urlsplit(target.url if "://" in target.url else f"http://{target.url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise LoadError(f"not an HTTP address: {target.url}")
+        try:
+            parts = urlsplit(target.url if "://" in target.url else f"http://{target.url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme not in ("http", "https"):
+            raise BadAddress(f"not an HTTP address: {target.url}")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._host, self._port = host, port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/") or "/v1"
         self._key = target.key
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._chunked = False
         self._length = 0
 
-    async def send(self, method: str, path: str, body: bytes) -> None:
+    async def open(self) -> asyncio.StreamWriter:
+        """Connect, if it is not connected. Raises Unreachable; LoadError where TLS fails."""
         if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LINE)
+            try:
+                self._streams = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_LINE)
+            except ssl.SSLError as error:
+                raise LoadError(f"{self._host}:{self._port}: TLS: {error.reason}") from None
+            except OSError as error:
+                raise Unreachable(f"{self._host}:{self._port}: {_why(error)}") from None
+        return self._streams[1]
+
+    async def send(self, method: str, path: str, body: bytes) -> None:
+        writer = await self.open()
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         if self._key:
             head += f"Authorization: Bearer {self._key}\r\n"
-        self._streams[1].write(head.encode() + b"\r\n" + body)
-        await self._streams[1].drain()
+        writer.write(head.encode() + b"\r\n" + body)
+        await writer.drain()
 
     async def head(self) -> int:
         """Read the status line and the headers."""
@@ -265,3 +300,8 @@ class _Connection:
     def _reader(self) -> asyncio.StreamReader:
         assert self._streams is not None
         return self._streams[0]
+
+
+def _why(error: OSError) -> str:
+    """In the system's words: asyncio's own hold the address once more."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or str(error)

@@ -19,7 +19,7 @@ from typing import Any
 from llmctl import exits, load
 from llmctl.context import Context
 from llmctl.exits import CtlError
-from llmctl.load import WORKS, LoadError, Result, Target, Work
+from llmctl.load import WORKS, BadAddress, LoadError, Result, Target, Unreachable, Work
 
 #: What to do where a server has keys.
 KEY_HINT = "give its key with --api-key-file FILE or in $OPENAI_API_KEY"
@@ -87,10 +87,26 @@ def _target(context: Context) -> Target:
         key = Path(options.api_key_file).read_text().strip() if options.api_key_file else os.environ.get("OPENAI_API_KEY", "")
     except OSError as error:
         raise CtlError(exits.BAD_INPUT, f"{options.api_key_file}: {error.strerror}") from None
+    target = Target(url, options.model or "", key)
+    _reach(target)
     try:
-        target = Target(url, options.model or "", key)
         return target if target.model else replace(target, model=asyncio.run(load.models(target))[0])
     except (LoadError, KeyError, IndexError) as error:
         if isinstance(error, LoadError) and error.status in (401, 403):
             raise CtlError(exits.PERMISSION, f"{url} wants {'another' if key else 'a'} key: {error}", KEY_HINT) from None
         raise CtlError(exits.FAILED, f"{url} does not say what it serves: {error}", "give --model") from None
+
+
+def _reach(target: Target) -> None:
+    """Raise CtlError where nobody takes connections: as for llmd itself, 3 where nobody listens, 4 where nobody answers."""
+    try:
+        asyncio.run(load.reach(target))
+    except BadAddress as error:
+        raise CtlError(exits.USAGE, str(error), "llmctl bench http://HOST:PORT") from None
+    except Unreachable as error:
+        raise CtlError(exits.NOT_RUNNING, f"nobody listens on {error}", "is the server running, and is this its address?") from None
+    except LoadError as error:
+        hint = "name your authority in SSL_CERT_FILE" if "CERTIFICATE" in str(error) else ""
+        raise CtlError(exits.PERMISSION if hint else exits.FAILED, str(error), hint) from None
+    except TimeoutError:
+        raise CtlError(exits.NOT_ANSWERING, f"{target.url} took no connection within {load.CONNECT_WITHIN:g} s") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon import free_port
 from tests.integration.llmctl.fake import Fake, serving
 from tests.integration.llmctl.test_reading import ROW, ctl
 
@@ -68,6 +69,20 @@ def test_bench_says_how_to_give_a_key(locked: str, model: list[str], tmp_path: P
     assert ctl(tmp_path, "bench", locked, *model, "--streams", "1") == 77
     said = capsys.readouterr().err
     assert "--api-key-file" in said and "$OPENAI_API_KEY" in said
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "m"]])
+def test_bench_says_that_nobody_listens(model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    assert ctl(tmp_path, "bench", f"http://127.0.0.1:{port}", *model, "--streams", "1") == 3
+    said = capsys.readouterr().err
+    assert said.splitlines()[0] == f"llmctl: nobody listens on 127.0.0.1:{port}: Connection refused" and "--model" not in said
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "ftp://127.0.0.1", "http://"])
+def test_bench_refuses_what_is_no_address(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl(tmp_path, "bench", url) == 2
+    assert capsys.readouterr().err.startswith(f"llmctl: not an HTTP address: {url}\n")
 
 
 def test_times_are_utc_and_say_so(fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
