@@ -54,9 +54,9 @@ class Engine:
         if sys.is_finalizing() or not threading.main_thread().is_alive():
             raise StartupError("spawn", EXIT_GAVE_UP, "the interpreter is shutting down")
         self._life = Life(args, allow_failpoints=allow_failpoints)
-        self._life.start()
-        # Also when the caller forgets: at the interpreter's end, or when the Engine is collected.
+        # Also when the caller forgets: at the interpreter's end, or when the Engine is collected, be it of an interrupt right behind its start.
         self._finalizer = weakref.finalize(self, self._life.stop)
+        self._life.start()
 
     # ------------------------------------------------------------ generating
 

@@ -79,13 +79,13 @@ class Life:
         except LlmdError as error:
             raise StartupError("run directory", error.exit_status, error.message) from None
         try:
-            self._thread.start()
-        except RuntimeError as error:
-            rundir.remove(self._run_dir)
-            raise StartupError("spawn", EXIT_RESOURCE, str(error)) from None
-        try:
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                rundir.remove(self._run_dir)
+                raise StartupError("spawn", EXIT_RESOURCE, str(error)) from None
             self._ready.result()
-        except BaseException:
+        except BaseException:  # an interrupt may come as early as between the thread and its loop
             self.stop()
             raise
 
@@ -94,7 +94,9 @@ class Life:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            if not self._closed and self._loop is not None:
+            if self._loop is None:
+                self._stopping.set()  # the thread finds it when it comes so far
+            elif not self._closed:
                 self._loop.call_soon_threadsafe(self._stopping.set)
         if self._thread is threading.current_thread() or self._thread.ident is None:
             return
@@ -149,7 +151,13 @@ class Life:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        loop = asyncio.new_event_loop()
+        try:
+            loop = asyncio.new_event_loop()
+        except OSError as error:  # no descriptors left
+            rundir.remove(self._run_dir)
+            self._ready.set_exception(StartupError("spawn", EXIT_RESOURCE, f"{error.strerror or error}"))
+            self._over.set()
+            return
         try:
             with self._lock:
                 self._loop = loop
@@ -180,6 +188,8 @@ class Life:
 
     async def _start(self) -> None:
         self._news("spawn")
+        if self._stopping.is_set():
+            raise StartupError(self._stage, EXIT_GAVE_UP, "interrupted")
         args = replace(self._args, run_dir=str(self._run_dir), **_private_dirs(self._args, self._run_dir))
         try:
             self._child = Child(Order(args, self._allow_failpoints), on_stage=self._on_stage, on_end=self._on_end)
