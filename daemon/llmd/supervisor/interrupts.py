@@ -47,11 +47,11 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[Callable[[], None]]:
-    """SIGTERM and SIGINT wait until the end of this: what their handlers raise would be lost, and printed, in the callbacks that Python runs after a fork.
+    """Stops and deadlines wait until the end of this: what their handlers raise would be lost, and printed, in the callbacks that Python runs after a fork.
 
     A child that is forked in here calls what this yields, and from then on ends by these signals.
     """
-    asked = {signal.SIGTERM, signal.SIGINT}
+    asked = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, asked)
 
     def let_go() -> None:

@@ -92,7 +92,8 @@ def _child(argv: list[str], env: Mapping[str, str], os_: Os, *, stdin: int, stdo
         yield child
     finally:
         if child is not None:
-            _end(child, os_)
+            with held():  # a stop that has come is raised again while it is not over
+                _end(child, os_)
 
 
 def _run(argv: list[str], stdin: bytes, env: Mapping[str, str], deadline: float, os_: Os, meanwhile: Callable[[], None]) -> tuple[int, bytes, str]:
@@ -109,7 +110,8 @@ def _end(child: subprocess.Popen[bytes], os_: Os) -> None:
     """Whatever happened, the child and its own children are gone."""
     if child.poll() is None:
         os_.kill_group(child.pid, signal.SIGKILL)
-        child.wait(timeout=_END_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # killed it is, and what is being told already is the reason
+            child.wait(timeout=_END_S)
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream is not None:
             with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from llmd.errors import ConfigError
 from llmd.plan.spec import ModelFiles
 from llmd.supervisor import memory_plan, preflight
 from llmd.supervisor.facts import Report
-from llmd.supervisor.interrupts import Interrupted, Overdue, deadline, held, interruptible
+from llmd.supervisor.interrupts import AGAIN_S, Interrupted, Overdue, deadline, held, interruptible
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.notify import Notifier
 from llmd.supervisor.os_seam import Os
@@ -122,6 +122,30 @@ def test_a_stop_in_the_moment_of_a_childs_start_ends_the_child(monkeypatch: pyte
         return children[0]
 
     monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(Interrupted), interruptible():
+        preflight.check(ServerArgs(), tmp_path, dict(os.environ), Os(), [])
+    assert children[0].returncode == -signal.SIGKILL
+
+
+def test_a_child_that_dies_slowly_is_waited_for_although_the_stop_is_raised_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    class Slow(subprocess.Popen[bytes]):
+        """One that the kernel has killed a while before it can be reaped."""
+
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            children.append(self)
+
+        def communicate(self, *_: Any, **__: Any) -> tuple[bytes, bytes]:
+            signal.raise_signal(signal.SIGTERM)
+            return b"", b""
+
+        def wait(self, timeout: float | None = None) -> int:
+            time.sleep(2.5 * AGAIN_S)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
     with pytest.raises(Interrupted), interruptible():
         preflight.check(ServerArgs(), tmp_path, dict(os.environ), Os(), [])
     assert children[0].returncode == -signal.SIGKILL
