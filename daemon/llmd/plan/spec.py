@@ -75,6 +75,8 @@ class ModelFiles(Struct, frozen=True, kw_only=True):
     """Instruction set of the native kernels where they serve this model on a CPU; empty: torch does."""
     native_bytes: int = 0
     """Bytes of the weights as the native kernels have them, with the settings that were checked; 0 where torch serves."""
+    native_format: str = ""
+    """What most of these weights are kept as then: `Q4_1`, `float16`..."""
 
 
 class Boot(Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from llmd.plan.spec import ModelFiles
 from llmd.store import catalog, dummy, model_config, small_files, token_ids
 from llmd.store.gguf import GgufFile, lfs_hint, regular_file_size
 from llmd.store.model_config import ModelConfig
-from llmd.store.native_plan import make_plan, plan_bytes
+from llmd.store.native_plan import NativePlan, main_format, make_plan, plan_bytes
 from llmd.store.parameters import parameter_count, parameter_faults
 from llmd.store.safetensors_dir import INDEX, SafetensorsDir, read_json
 from llmd.store.token_ids import id_faults
@@ -50,8 +50,8 @@ class _Found:
     parameters: int
     kv_values_per_token: int
     kv_vectors_per_token: int
-    native_bytes: Callable[[ModelArgs], int]
-    """Bytes of the packed weights; needs the native kernels."""
+    native_plan: Callable[[ModelArgs], NativePlan | None]
+    """How the native kernels would have the weights; needs these kernels."""
     sources: small_files.Files
     make: Callable[[], small_files.Files]
 
@@ -104,6 +104,7 @@ def _model_files(args: ModelArgs, cache_dir: Path, places: Sequence[Path]) -> Mo
     faults = _tokenizer_faults(tokenizer, table, found.vocab_size, f"{origin}/tokenizer.json")
     if faults:
         raise ConfigError(faults)
+    plan = found.native_plan(args) if kernels else None
     return ModelFiles(
         kind=found.kind,
         path=found.path,
@@ -124,7 +125,8 @@ def _model_files(args: ModelArgs, cache_dir: Path, places: Sequence[Path]) -> Mo
         kv_values_per_token=found.kv_values_per_token,
         kv_vectors_per_token=found.kv_vectors_per_token,
         kernels=kernels,
-        native_bytes=found.native_bytes(args) if kernels else 0,
+        native_bytes=plan_bytes(plan) if plan is not None else 0,
+        native_format=main_format(plan) if plan is not None else "",
     )
 
 
@@ -145,7 +147,7 @@ def _find(path: str, cache_dir: Path) -> _Found:
         return _Found(
             kind="dummy", path="", name="dummy", version=dummy.VERSION, weights_bytes=0, context_length=dummy.CONTEXT_LENGTH, vocab_size=dummy.VOCAB_SIZE,
             architecture="dummy", quantization="none", parameters=0, kv_values_per_token=dummy.KV_VALUES_PER_TOKEN, kv_vectors_per_token=0,
-            native_bytes=lambda args: 0, sources={}, make=dummy.small_files,
+            native_plan=lambda args: None, sources={}, make=dummy.small_files,
         )  # fmt: skip
     if path in catalog.CATALOG:
         pulled = catalog.pulled_path(path, cache_dir)
@@ -188,7 +190,7 @@ def _gguf(path: Path, name: str) -> _Found:
         parameters=parameter_count(config),
         kv_values_per_token=config.kv_values_per_token,
         kv_vectors_per_token=config.kv_vectors_per_token,
-        native_bytes=lambda args: plan_bytes(make_plan(config, file.tensors, args, gguf=True)),
+        native_plan=lambda args: make_plan(config, file.tensors, args, gguf=True),
         sources={},
         make=lambda: _small_from_gguf(file, config),
     )
@@ -257,7 +259,7 @@ def _directory(path: Path) -> _Found:
         parameters=parameter_count(config),
         kv_values_per_token=config.kv_values_per_token,
         kv_vectors_per_token=config.kv_vectors_per_token,
-        native_bytes=lambda args: plan_bytes(make_plan(config, weights.tensors, args, gguf=False)),
+        native_plan=lambda args: make_plan(config, weights.tensors, args, gguf=False),
         sources=sources,
         make=lambda: sources,
     )

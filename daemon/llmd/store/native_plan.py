@@ -80,6 +80,15 @@ def plan_bytes(plan: NativePlan) -> int:
     return sum(packing.packed_size(matrix.format, matrix.n, matrix.k) for matrix in plan.matrices) + sum(4 * vector.n for vector in plan.vectors)
 
 
+def main_format(plan: NativePlan) -> str:
+    """What most of the matrices' numbers are packed as: `Q4_1`, or a type like `float16`."""
+    sizes: dict[str, int] = {}
+    for matrix in plan.matrices:
+        sizes[matrix.format] = sizes.get(matrix.format, 0) + matrix.n * matrix.k
+    most = max(sizes, key=lambda format: sizes[format])
+    return next((name for name, format in _DTYPES.items() if format == most), most)
+
+
 def effective_quantization(args: ModelArgs) -> str:
     """`quantization` with what `dtype` implies: float32 written out means no quantized weights."""
     return "none" if args.quantization == "auto" and args.dtype == "float32" else args.quantization

@@ -84,9 +84,10 @@ def describe(args: ServerArgs, plan: MemoryPlan) -> list[str]:
     free = "not known before the GPU is asked" if plan.free is None else f"{_mib(plan.free)} now"
     lines = [f"free       {free}", f"weights    {_mib(plan.weights)} in memory"]
     kv = plan.kv
+    taken = ["           all of it is taken before llmd is ready (memory.preallocate: true)"] if args.memory.preallocate is True else []
     if kv is None:
-        return [*lines, f"KV pool    {plan.kv_bytes_per_token} bytes a token; its size follows from what is free after loading"]
-    lines.append(f"KV pool    {kv.tokens} tokens in {kv.pages} pages of {kv.page_size}, {_mib(kv.kv_bytes)} ({kv.explain})")
+        return [*lines, f"KV pool    {plan.kv_bytes_per_token} bytes a token; its size follows from what is free after loading", *taken]
+    lines += [f"KV pool    {kv.tokens} tokens in {kv.pages} pages of {kv.page_size}, {_mib(kv.kv_bytes)} ({kv.explain})", *taken]
     clamped = f", clamped from {args.model.context_length}" if kv.clamped else ""
     lines.append(f"context    {kv.context_length} tokens a request{clamped}")
     if plan.free is not None:

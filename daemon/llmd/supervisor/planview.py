@@ -122,17 +122,31 @@ def _refuse_unknown(name: str) -> None:
 def _model(args: ServerArgs, files: ModelFiles) -> list[str]:
     model = args.model
     on_cpu = model.device == "cpu" or not may_have_gpu()
-    dtype = model.dtype if model.dtype != "auto" else "float32" if on_cpu else "bfloat16 on the GPU"
     kernels = f"{files.kernels} kernels" if files.kernels else "torch"
     device = model.device if model.device != "auto" else f"auto ({'a GPU' if may_have_gpu() else 'the CPU: there is no GPU'})"
     return [
         f"name       {model.served_name or files.name}",
         f"weights    {files.weights_version}: {files.architecture}, {files.quantization}, {files.weights_bytes / 2**20:.0f} MiB of tensors",
         f"device     {device}, {model.threads} compute threads{f', {kernels}' if on_cpu else ''}",
-        f"dtype      {dtype}, KV cache {model.kv_cache_dtype}",
+        f"dtype      {numbers(args, files, on_cpu)}, KV cache {model.kv_cache_dtype}",
         f"context    {model.context_length} tokens of prompt and output",
         f"requests   {args.memory.max_running_requests} at once, {args.scheduler.max_queued_requests} more may wait",
     ]
+
+
+def numbers(args: ServerArgs, files: ModelFiles, on_cpu: bool) -> str:
+    """As what weights lie in memory, and what products are computed in."""
+    kept = files.native_format
+    if not on_cpu or not kept:
+        dtype = args.model.dtype
+        return f"weights and activations {dtype if dtype != 'auto' else 'float32' if on_cpu else 'bfloat16 on the GPU'}"
+    if kept in ("float32", "float16"):
+        computed = "float32"
+    elif files.kernels == "amx":
+        computed = "bfloat16"
+    else:
+        computed = "float32" if kept == "bfloat16" else "float32 from 8-bit activations"
+    return f"weights kept as {kept}, computed in {computed}"
 
 
 _DOES: Final = {

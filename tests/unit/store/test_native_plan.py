@@ -10,7 +10,7 @@ import pytest
 from llmd.config.server_args import ModelArgs
 from llmd.store.gguf import GgufFile
 from llmd.store.model_config import ModelConfig, from_gguf
-from llmd.store.native_plan import NativePlan, make_plan, paired_heads
+from llmd.store.native_plan import NativePlan, main_format, make_plan, paired_heads
 from llmd.store.parameters import StoredTensor, all_parameters
 from tests.models import gguf_of, random_llama
 
@@ -65,6 +65,14 @@ ALL = ("embed", "qkv", "o", "gate_up", "down")
 )
 def test_a_gguf_as_the_embedded_one(args: dict[str, str], expected: dict[str, str]) -> None:
     assert formats(plan_of({"token_embd": "Q8_0"}, **args)) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [({}, "Q4_1"), ({"dtype": "float32"}, "float32"), ({"quantization": "none", "dtype": "float16"}, "float16"), ({"quantization": "int8"}, "Q8_0")],
+)
+def test_what_most_weights_are_kept_as(args: dict[str, str], shown: str) -> None:
+    assert main_format(plan_of({"token_embd": "Q8_0"}, **args)) == shown
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "Q6_K", "IQ4_NL"])

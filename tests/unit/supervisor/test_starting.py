@@ -17,7 +17,7 @@ from llmd.config import ServerArgs
 from llmd.config.server_args import MemoryArgs, ModelArgs
 from llmd.errors import ConfigError
 from llmd.plan.spec import ModelFiles
-from llmd.supervisor import memory_plan, preflight
+from llmd.supervisor import memory_plan, planview, preflight
 from llmd.supervisor.facts import Report
 from llmd.supervisor.interrupts import AGAIN_S, Interrupted, Overdue, deadline, held, interruptible
 from llmd.supervisor.logsink import LogSink
@@ -201,3 +201,31 @@ def test_weights_that_do_not_fit_are_said_at_once() -> None:
 def test_a_pool_that_is_too_small_names_settings() -> None:
     with pytest.raises(ConfigError, match=r"needs 8192 .*model\.context_length: 992, or memory\.max_total_tokens: 8192"):
         plan(MemoryArgs(max_total_tokens=1000))
+
+
+@pytest.mark.parametrize("taken", [True, False, "auto"])
+def test_a_pool_that_is_taken_at_the_start_is_said_to_be(taken: Any) -> None:
+    args = ServerArgs(memory=MemoryArgs(preallocate=taken))
+    made = plan(args.memory)
+    assert made is not None
+    lines = memory_plan.describe(args, made)
+    after = lines[[line.startswith("KV pool") for line in lines].index(True) + 1]
+    assert (after.strip() == "all of it is taken before llmd is ready (memory.preallocate: true)") is (taken is True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "kernels", "dtype", "on_cpu", "shown"),
+    [
+        ("Q4_1", "amx", "auto", True, "weights kept as Q4_1, computed in bfloat16"),
+        ("Q4_1", "avx512", "auto", True, "weights kept as Q4_1, computed in float32 from 8-bit activations"),
+        ("bfloat16", "amx", "auto", True, "weights kept as bfloat16, computed in bfloat16"),
+        ("bfloat16", "avx2", "auto", True, "weights kept as bfloat16, computed in float32"),
+        ("float16", "amx", "auto", True, "weights kept as float16, computed in float32"),
+        ("", "", "auto", True, "weights and activations float32"),
+        ("", "", "bfloat16", True, "weights and activations bfloat16"),
+        ("Q4_1", "amx", "auto", False, "weights and activations bfloat16 on the GPU"),
+    ],
+)
+def test_what_weights_are_kept_as_and_computed_in(kept: str, kernels: str, dtype: Any, on_cpu: bool, shown: str) -> None:
+    files = ModelFiles(kind="gguf", kernels=kernels, native_format=kept, **FACTS)  # type: ignore[arg-type]
+    assert planview.numbers(ServerArgs(model=ModelArgs(dtype=dtype)), files, on_cpu) == shown
