@@ -25,13 +25,14 @@ _ENGINE_RETURNS: Final = ("ready", "recovering", "reloading", "draining")
 class EngineView:
     """State of the engine and the daemon. Used in the event loop only."""
 
-    def __init__(self, boot: Boot, *, restarted: bool) -> None:
+    def __init__(self, boot: Boot, *, restarted: bool, rank: int = 0) -> None:
+        """`restarted`: this frontend, of that rank, replaces one that had run."""
         self._boot = boot
         self._published: Publish | None = None
         self._at = 0.0
         self._settled = asyncio.Event()
         self._drain_command = False
-        self._restarted = restarted
+        self._restarted, self._rank = restarted, rank
         self._arriving: set[asyncio.Timeout] = set()
         self._turn = asyncio.Event()
         self.held = 0
@@ -195,14 +196,17 @@ class EngineView:
     def health(self, ok: bool) -> dict[str, Any]:
         """Body of the health paths."""
         p = self._published
-        state = self.state
+        state, reason = self.state, p.reason if p is not None else ""
+        if not ok and self.unsettled and state not in _DRAINING:
+            state = state if p is not None else "recovering"  # it has been ready, or this frontend would not be another one
+            reason = reason or f"frontend-{self._rank} is being restarted"
         if not ok and state == "ready":
             state = "loading" if not self.prepared else "stalled" if p is not None and p.stalled else "recovering"
         body: dict[str, Any] = {
             "status": state,
             "stage": p.stage if p else "starting",
             "progress": p.progress if p else 0.0,
-            "reason": p.reason if p else "",
+            "reason": reason,
         }
         if p and p.degraded:
             body["degraded"] = list(p.degraded)

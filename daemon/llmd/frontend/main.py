@@ -70,7 +70,7 @@ class Frontend:
         self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._meter = Meter()
         self._pulse = Pulse(always=True)
-        self._view = EngineView(boot, restarted=context.incarnation > 1)
+        self._view = EngineView(boot, restarted=context.incarnation > 1, rank=context.rank)
         self._port = SchedulerPort(self._zmq, boot.ports, lambda rid: self._manager.flights.undeliverable(rid), boot.args.supervision.recover_timeout)
         self._manager = TokenizerManager(context.rank, self._view, self._port, self._meter, boot.args.scheduler.random_seed, context.incarnation)
         self._access_log = AccessLog(

@@ -90,6 +90,17 @@ def test_before_control_has_spoken() -> None:
     assert fresh.context_length == 77
 
 
+def test_a_frontend_that_is_restarted_says_so_until_it_can_serve() -> None:
+    again = EngineView(BOOT, restarted=True, rank=1)
+    assert (again.health(False)["status"], again.health(False)["reason"]) == ("recovering", "frontend-1 is being restarted")
+    again.take(msgspec.structs.replace(READY, reason="frontend-1 is away", degraded=("frontend-1 is away",)))
+    assert (again.health(False)["status"], again.health(False)["reason"]) == ("loading", "frontend-1 is away")
+    again.take(READY)
+    assert (again.health(False)["status"], again.health(False)["reason"]) == ("loading", "frontend-1 is being restarted")
+    again.prepare()
+    assert (again.health(True)["status"], again.health(True)["reason"]) == ("ready", "")
+
+
 def test_facts_come_from_the_engine_once_it_is_known() -> None:
     known = view(model={"context_length": 50, "max_total_tokens": 60}, weights_version="w")
     assert (known.context_length, known.kv_capacity, known.weights_version) == (50, 60, "w")
