@@ -43,7 +43,7 @@ class ModelArgs(_Section, frozen=True):
     """What is served."""
 
     path: Annotated[
-        str, doc("Name of an embedded model, a GGUF file, a directory with config.json and safetensors, or `dummy`.", reload="engine", path="or_name")
+        str, doc("Name of an embedded model, a GGUF file, or a directory with config.json and safetensors.", reload="engine", path="or_name")
     ] = "smollm2-135m-instruct"
     served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="live")] = None
     dtype: Annotated[

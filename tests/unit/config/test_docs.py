@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from llmd.config.check import DUMMY
 from llmd.config.docs import main, manual, sample
 from llmd.config.fields import FIELDS
 from llmd.config.load import load_config
@@ -39,6 +41,11 @@ def test_uncommented_it_still_is_the_defaults(tmp_path: Path) -> None:
 
 def test_every_key_is_in_the_manual() -> None:
     assert all(f"**`{key}`**" in manual() for key in FIELDS)
+
+
+@pytest.mark.parametrize("content", [sample, manual, schema])
+def test_what_only_tests_may_use_is_in_no_page_for_operators(content: Callable[[], str]) -> None:
+    assert DUMMY not in content()
 
 
 def test_the_schema_has_every_key_with_what_may_be_written() -> None:
