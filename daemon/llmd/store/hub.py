@@ -20,6 +20,9 @@ from llmd.store.model_files import model_files
 PREFIX: Final = "hf:"
 PATTERNS: Final = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
 
+_KEPT: Final = "what has come so far is kept; the next try goes on from there"
+_OFFLINE: Final = "is there a network? The client goes by HTTPS_PROXY, HF_ENDPOINT and HF_HUB_OFFLINE"
+
 _REPOSITORY: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 
 
@@ -52,13 +55,30 @@ def pull(name: str, cache_dir: Path, report: Callable[[str], None]) -> Path:
                 model_files(ModelArgs(path=str(work)), cache_dir)
                 os.replace(work, target)
     except OSError as error:
-        raise ResourceError(f"cannot pull {name}: {error}", hint="what has come so far is kept; the next try goes on from there") from None
+        why, hint = _why(error)
+        raise ResourceError(f"cannot pull {name}: {why}", hint=_KEPT if work.exists() else hint) from None
     except (ConfigError, ResourceError):
         raise
     except Exception as error:  # the client's errors are its own
-        raise ResourceError(f"cannot pull {name}: {type(error).__name__}: {error}") from None
+        raise ResourceError(f"cannot pull {name}: {_named(error)}") from None
     report(f"{name} is in {target}: set model.path to that")
     return target
+
+
+def _why(error: OSError) -> tuple[str, str]:
+    """In one line, and what to do. Of a hub that it could not ask the client raises an error that speaks of its own cache; why is that error's cause."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and cause is not None:
+        return f"the hub cannot be asked: {_named(cause)}", _OFFLINE
+    return _line(error) or type(error).__name__, ""
+
+
+def _named(error: BaseException) -> str:
+    return ": ".join(filter(None, (type(error).__name__, _line(error))))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _client() -> Any:

@@ -173,6 +173,33 @@ def test_a_repository_of_the_hub_comes_through_its_client(tmp_path: Path, monkey
     assert any(entry.path == str(path) and "llama float32" in entry.loads_as for entry in inventory.list_models(tmp_path / "cache"))
 
 
+class ConnectError(Exception):
+    """As of the client's client."""
+
+
+@pytest.mark.parametrize("words", ["", "[Errno 111] Connection refused"])
+def test_a_hub_that_cannot_be_asked_is_said_to_be_in_one_line(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(repo_id: str, **more: Any) -> str:
+        if more["revision"] is None:
+            raise FileNotFoundError(f"Got: ConnectError: {words}\nwe cannot find the appropriate snapshot folder") from ConnectError(words)
+        Path(more["local_dir"]).mkdir()
+        raise OSError("no space")
+
+    fake = types.ModuleType("huggingface_hub")
+    fake.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    with pytest.raises(ResourceError) as caught:
+        hub.pull("hf:owner/tiny", tmp_path, lambda line: None)
+    assert caught.value.message == f"cannot pull hf:owner/tiny: the hub cannot be asked: ConnectError{f': {words}' if words else ''}"
+    assert caught.value.hint.startswith("is there a network?")
+    with pytest.raises(ResourceError) as caught:
+        hub.pull("hf:owner/tiny@v1", tmp_path, lambda line: None)
+    assert (caught.value.message, caught.value.hint) == (
+        "cannot pull hf:owner/tiny@v1: no space",
+        "what has come so far is kept; the next try goes on from there",
+    )
+
+
 def test_the_hub_is_optional_and_names_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ResourceError) as caught:
