@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from llmd.supervisor.core import Core
 from llmd.supervisor.facts import Report
 from llmd.supervisor.logsink import LogSink
 from llmd.supervisor.options import LlmdOptions
-from llmd.supervisor.reports import ReportSocket
+from llmd.supervisor.reports import Burst, ReportSocket
 from llmd.supervisor.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
         self._sink = sink
         self._wakeup = Wakeup()
         self._reports = ReportSocket(reports, self.report)
+        self._bad_reports = Burst()
         self._processes: dict[str, Any] = {}
         self._interrupts = 0
         self.unwritten: Callable[[], list[dict[str, Any]]] = list
@@ -128,7 +130,8 @@ class LlmdSupervisor(Supervisor):  # type: ignore[misc]
         try:
             report = msgspec.json.decode(text, type=Report)
         except msgspec.MsgspecError as error:
-            log.warning("a report of control is none: %s", error)
+            if (kept := self._bad_reports.due(time.monotonic())) is not None:
+                log.warning("a report of control is none: %s%s", error, f"; nor were {kept} before it" if kept else "")
             return b""
         mode = self.core.mode
         snapshot = self.core.report(report)

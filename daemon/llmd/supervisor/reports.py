@@ -17,6 +17,24 @@ log = logging.getLogger(__name__)
 
 #: Bytes that are read at once, and of a line at most; a report has some hundred.
 _READ, _MOST = 2**16, 2**20
+#: Seconds between two words about what is wrong with reports.
+WARN_EVERY = 60.0
+
+
+class Burst:
+    """Of things that may come in bursts, one in WARN_EVERY is told, with the number of those before it that were not."""
+
+    def __init__(self) -> None:
+        self._told_at = -WARN_EVERY
+        self._kept = 0
+
+    def due(self, now: float) -> int | None:
+        """One has come at `now` (monotonic). None: keep quiet; else how many were kept quiet about since the last that was told."""
+        if now - self._told_at < WARN_EVERY:
+            self._kept += 1
+            return None
+        kept, self._kept, self._told_at = self._kept, 0, now
+        return kept
 
 
 class _Entry:

@@ -111,3 +111,15 @@ def test_children_inherit_nothing_but_their_three_descriptors(embedded: Make) ->
     assert (seen["env"]["LLMD_INCARNATION"], seen["env"]["LLMD_EPOCH"]) == ("1", "1")
     assert one.process is not None
     assert seen["env"]["LLMD_SUPERVISOR_PID"] == str(one.process.pid)
+
+
+def test_a_burst_of_lines_that_are_no_reports_is_one_warning(embedded: Make) -> None:
+    one = embedded(full()).start()
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(10 * SLOW)
+        line.connect(str(one.run_dir / "private" / "reports.sock"))
+        line.sendall(b"no report\n" * 50)
+        with line.makefile("rb") as answers:
+            assert [answers.readline() for _ in range(50)] == [b"\n"] * 50
+    one.ready()
+    assert one.log().count("a report of control is none") == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from supervisor.medusa import asyncore_25 as asyncore
 
-from llmd.supervisor.reports import ReportSocket
+from llmd.supervisor.reports import WARN_EVERY, Burst, ReportSocket
 
 
 def turn() -> None:
@@ -190,3 +190,10 @@ def test_a_path_that_cannot_be_had_again_is_told_of_and_connections_stay(tmp_pat
     finally:
         listener.close()
     assert not asyncore.socket_map
+
+
+def test_of_a_burst_the_first_is_told_and_the_next_says_how_many_were_not() -> None:
+    burst = Burst()
+    assert [burst.due(5.0 + second) for second in (0, 0, 1, WARN_EVERY - 0.1, WARN_EVERY, WARN_EVERY + 1)] == [0, None, None, None, 3, None]
+    assert burst.due(3 * WARN_EVERY) == 1
+    assert burst.due(5 * WARN_EVERY) == 0
