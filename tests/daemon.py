@@ -200,7 +200,7 @@ class Daemon:
         children = self.children()
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(10 * SLOW)
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -214,6 +214,10 @@ class Daemon:
     def log_text(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
+    def has_logged(self, *words: str) -> bool:
+        """Whether one line of the log has all of `words`. What a child says comes there by way of llmd, so a moment after the child has said it."""
+        return any(all(word in line for word in words) for line in self.log_text().splitlines())
+
     def status_code(self, path: str) -> int | None:
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(self.url + path, timeout=5 * SLOW).status_code
@@ -224,7 +228,7 @@ class Daemon:
         if self.process is None or self.process.poll() is not None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [p for p in psutil.Process(self.process.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+            return [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_alive(p)]
         return []
 
     def child(self, role: str, rank: int = 0) -> psutil.Process | None:
@@ -326,3 +330,29 @@ def gone(pids: list[int]) -> bool:
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 return False
     return True
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it has not ended since it was found, zombies aside: one that has just ended must not hide the others."""
+    return has_status(process) not in (None, psutil.STATUS_ZOMBIE)
+
+
+def has_status(process: psutil.Process) -> str | None:
+    """psutil's word for what it does now; None: it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.status())
+    return None
+
+
+def titles(processes: list[psutil.Process]) -> dict[int, str]:
+    """The command line of each that is still there, by pid."""
+    found = {}
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[process.pid] = " ".join(process.cmdline())
+    return found
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Of a file that is being written: the last line may be half there, and is left out until its end has come."""
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else []

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from tests.daemon import SLOW
+from tests.daemon import SLOW, titles, wait_for
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ class Start:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(10 * SLOW)
         for process in self.family():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # of its parent's death
+                process.kill()
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -88,7 +89,9 @@ class Start:
         ended = Ended(status, time.monotonic() - self.began, self.log(), self.run_dir)
         if status != -signal.SIGKILL:
             assert self.left() == [], f"left behind after status {status}:\n{ended.log[-3000:]}"
-        assert self.family() == []
+            assert self.family() == []
+        else:
+            wait_for("its processes die with it", lambda: self.family() == [], 10)
         return ended
 
     def family(self) -> list[psutil.Process]:
@@ -99,6 +102,10 @@ class Start:
                 if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+    def pid_of(self, *words: str) -> int:
+        """The process that has one of `words` in its command line; 0 while there is none."""
+        return next((pid for pid, title in titles(self.family()).items() if any(word in title for word in words)), 0)
 
     def left(self) -> list[str]:
         """Sockets, a held lock, and files other than the lock and the last state, which are meant to stay."""

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from llmctl.verbs import VERBS
-from tests.daemon import LLMCTL, SLOW, Brake, Daemon, wait_for
+from tests.daemon import LLMCTL, SLOW, Brake, Daemon, wait_for, whole_lines
 
 CONFIG: dict[str, Any] = {"model": {"path": "dummy"}, "admin": {"group": None}, "supervision": {"hang_timeout": "60s"}}
 
@@ -191,7 +191,7 @@ def test_events_are_followed_over_a_new_control(daemon: Daemon, tmp_path: Path) 
     finally:
         follower.kill()
         follower.communicate()
-    numbers = [json.loads(line)["seq"] for line in out.read_text().splitlines()]
+    numbers = [json.loads(line)["seq"] for line in whole_lines(out)]
     assert numbers == sorted(set(numbers)) and numbers[0] > last
 
 

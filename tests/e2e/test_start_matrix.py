@@ -98,7 +98,7 @@ def test_a_control_that_cannot_start_ends_the_start_at_once(tmp_path: Path) -> N
 def check_stop(directory: Path, stage: str, number: signal.Signals) -> None:
     with Start(directory, PATIENT, failpoints=f"{stage}=hang") as start:
         if stage in CHECKS:  # whose stderr is read when they have ended
-            start.until(lambda: any("llmd.store.check" in p.cmdline() for p in start.family()))
+            start.until(lambda: start.pid_of("llmd.store.check") != 0)
         else:
             start.until(lambda: f"failpoint {stage}" in start.log())
         start.signal(number)

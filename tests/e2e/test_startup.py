@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.daemon import SLOW, Brake, Daemon, wait_for
+from tests.daemon import SLOW, Brake, Daemon, wait_for, whole_lines
 from tests.models import permutation_llama, random_llama, read_checkpoint, write_checkpoint, write_safetensors
 from tests.starts import Start, fails
 
@@ -154,9 +154,10 @@ def test_every_other_status(tmp_path: Path) -> None:
 def test_the_death_of_any_process_ends_the_start_at_once(tmp_path: Path, role: str) -> None:
     with Start(tmp_path, DUMMY, failpoints=f"{role}.start=hang" if role != "frontend" else "frontend.http=hang") as start:
         start.until(lambda: "failpoint " in start.log())
-        victim = next(p for p in start.family() if f"llmd: {role}" in " ".join(p.cmdline()) or f"llmd.worker {role}" in " ".join(p.cmdline()))
+        victim = start.pid_of(f"llmd: {role}", f"llmd.worker {role}")
+        assert victim, "it runs"
         killed = time.monotonic()
-        victim.kill()
+        os.kill(victim, signal.SIGKILL)
         ended = start.end(10)
         assert time.monotonic() - killed < 5 * SLOW
         assert ended.status == 70 and f"{role}-0" in ended.last_line and "SIGKILL" in ended.last_line
@@ -195,7 +196,7 @@ def test_a_context_beyond_the_kv_pool_is_refused_with_two_settings_that_work(tmp
 def test_a_clamped_context_is_warned_of_and_shown(tmp_path: Path) -> None:
     path = random_llama(tmp_path / "m", context=8192)
     with Daemon(tmp_path, config={**model(path), "memory": {"max_total_tokens": 1000, "clamp_context": True}}).start() as daemon:
-        assert '"warning"' in next(line for line in daemon.log_text().splitlines() if "clamped to 992" in line)
+        wait_for("it is warned of", lambda: daemon.has_logged('"warning"', "clamped to 992"), 10)
         assert httpx.get(daemon.url + "/v1/models").json()["data"][0]["max_model_len"] == 992
         assert daemon.stop() == 0
 
@@ -240,7 +241,7 @@ def test_a_cache_that_cannot_be_written_is_warned_of_and_a_local_model_served(tm
     (tmp_path / "file").write_text("")
     with Daemon(tmp_path, config={**model(random_llama(tmp_path / "m")), "cache_dir": str(tmp_path / "file" / "cache")}).start() as daemon:
         assert daemon.complete().status_code == 200
-        assert any('"warning"' in line and "set cache_dir" in line for line in daemon.log_text().splitlines())
+        wait_for("it is warned of", lambda: daemon.has_logged('"warning"', "set cache_dir"), 10)
         assert daemon.stop() == 0
     assert not (tmp_path / "run" / "private" / "small").exists()
 
@@ -251,7 +252,7 @@ def test_a_cache_that_cannot_be_written_is_warned_of_and_a_local_model_served(tm
 def test_without_a_template_text_is_served_and_chat_is_refused(tmp_path: Path) -> None:
     path = random_llama(tmp_path / "m", chat=False)
     with Daemon(tmp_path, config=model(path)).start() as daemon:
-        assert any('"warning"' in line and "chat template" in line for line in daemon.log_text().splitlines())
+        wait_for("it is warned of", lambda: daemon.has_logged('"warning"', "chat template"), 10)
         assert daemon.complete().status_code == 200
         refused = daemon.chat()
         assert refused.status_code == 400
@@ -339,6 +340,7 @@ def test_systemd_hears_of_the_start_a_reload_and_the_stop(tmp_path: Path) -> Non
             assert daemon.admin("POST", "/v1/reload", {"path": str(second)}, timeout=60).status_code == 200
             wait_for("the reload is over", lambda: "READY=1" in notified.words[count:], 30)
             assert daemon.stop() == 0
+        wait_for("systemd has heard of the stop", lambda: "STOPPING=1" in notified.words, 30)
         after = [word for word in notified.words[count:] if not word.startswith("STATUS=")]
         assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", after[0])
         assert after[1:3] == ["READY=1", "STOPPING=1"] and notified.words.count("READY=1") == 2
@@ -382,7 +384,7 @@ def test_every_line_of_every_process_is_one_json_object(tmp_path: Path) -> None:
         for role in ("control", "frontend", "detokenizer", "scheduler"):
             os.kill(daemon.pid(role), signal.SIGUSR1)  # stacks, written by C code
         wait_for("the stacks are in the log", lambda: daemon.log_text().count("Current thread") == 4, 10)
-        logged = wait_for("the access log is written", lambda: len(access := (tmp_path / "log/access.log").read_text().splitlines()) >= 53 and access, 5)
+        logged = wait_for("the access log is written", lambda: len(access := whole_lines(tmp_path / "log/access.log")) >= 53 and access, 5)
         assert daemon.stop() == 0
     assert {json.loads(line).get("request_id") for line in logged} >= set(ids)
     files = sorted(path.name for path in (tmp_path / "log").iterdir())

@@ -25,7 +25,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.daemon import SLOW, Daemon, wait_for
+from tests.daemon import SLOW, Daemon, has_status, wait_for
 from tests.models import random_llama
 
 CLIENTS = 32
@@ -188,6 +188,7 @@ def strike(daemon: Daemon, role: str, signum: signal.Signals) -> Fault | None:
     try:
         if name == "frontend":
             os.kill(child.pid, signal.SIGSTOP)  # so that it takes no connection while its connections are looked at
+            wait_for("it stands still, or is gone", lambda: has_status(child) in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED), 20, 0.001)
             ports = frozenset(c.raddr.port for c in child.net_connections("tcp") if c.raddr)
         os.kill(child.pid, signum)
     except (psutil.NoSuchProcess, ProcessLookupError):
@@ -243,7 +244,7 @@ def lasting(daemon: Daemon) -> dict[str, psutil.Process]:
 
 def healed(daemon: Daemon) -> bool:
     """No process stands still, and none is on its way."""
-    stopped = any(child.status() == psutil.STATUS_STOPPED for child in daemon.children())
+    stopped = any(has_status(child) == psutil.STATUS_STOPPED for child in daemon.children())
     return not stopped and all(process["state"] in ("ready", "busy") for process in daemon.status()["processes"])
 
 

@@ -69,7 +69,7 @@ def test_readiness_comes_after_the_warm_up(tmp_path: Path) -> None:
     brake = Brake(tmp_path)
     with Daemon(tmp_path, config=DUMMY, failpoints=brake.holds("scheduler.start")).start(ready=False) as daemon:
         wait_for("livez is 200", lambda: daemon.status_code("/livez") == 200, 20)
-        ready = httpx.get(daemon.url + "/readyz", timeout=2)
+        ready = httpx.get(daemon.url + "/readyz", timeout=20 * SLOW)
         assert ready.status_code == 503 and ready.json()["status"] in ("starting", "loading") and "stage" in ready.json()
         chat = daemon.chat()
         assert chat.status_code == 503 and chat.json()["error"]["code"] == "loading" and int(chat.headers["retry-after"]) > 0
