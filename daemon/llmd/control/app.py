@@ -66,6 +66,9 @@ class ControlApp:
         self._broken: set[str] = set()
         self._unwritten = False
         self._stop = asyncio.Event()
+        self._hangups = self.core.remembered.hangups
+        """SIGHUPs that are being seen to."""
+        self._hanging_up = asyncio.Lock()
         self.operations = Operations(self.core, self._save_now)
         self._admin: AdminServer | None = None
 
@@ -245,11 +248,16 @@ class ControlApp:
 
     def _see_to_hangups(self) -> None:
         """Several that came together are one."""
-        core = self.core
-        got = core.snapshot.hangups if core.snapshot is not None else 0
-        if got > core.remembered.hangups:
-            core.remembered.hangups = got
-            core.spawn(self.operations.on_hangup(), "SIGHUP")
+        got = self.core.snapshot.hangups if self.core.snapshot is not None else 0
+        if got > self._hangups:
+            self._hangups = got
+            self.core.spawn(self._on_hangup(got), "SIGHUP")
+
+    async def _on_hangup(self, number: int) -> None:
+        """Only what is over has been seen to: a control that replaces this one meanwhile does it again, which changes nothing twice."""
+        async with self._hanging_up:
+            await self.operations.on_hangup()
+            self.core.remembered.hangups = number
 
     def _report(self) -> Report:
         core = self.core

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -75,6 +76,7 @@ class Operations:
         self.audit = audit.AuditFile(Path(core.boot.state_dir) / "audit.jsonl")
         self._paying = False
         self._settled = not core.resumed
+        self._taken_up = not self._left
 
     def newest_first(self) -> list[Operation]:
         """Newest first."""
@@ -171,6 +173,7 @@ class Operations:
         self._settled = True
         await asyncio.gather(*map(self._take_up, left))
         self._remember()
+        self._taken_up = True
 
     async def _take_up(self, operation: Operation) -> None:
         extra = {"operation_id": operation.id}
@@ -200,6 +203,7 @@ class Operations:
 
     async def on_hangup(self) -> None:
         """SIGHUP: read the configuration again. Whoever sent it is not known, and reads the outcome in the log."""
+        await self._core.until(lambda: self._taken_up, math.inf)
         try:
             await self.run("config/reload", {}, Peer(), "SIGHUP")
         except OperationFailed as error:

@@ -15,6 +15,7 @@ import pytest
 
 from llmd.config.source import read
 from llmd.plan.spec import Boot
+from tests.daemon import Brake
 from tests.integration.control.harness import READY_INFO, FakeWorker, Stage, stage, wait_for
 
 
@@ -179,6 +180,31 @@ def test_hangups_read_the_configuration_again(daemon: Reloadable) -> None:
     daemon.file.write_text("[")
     made.supervisor.hangups = 2
     wait_for(lambda: "SIGHUP: " in made.log.read_text(), "a fault is in the log")
+
+
+def test_a_hangup_that_control_died_over_is_seen_to_by_the_next(daemon: Reloadable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It dies while the new values are being checked, before it has changed anything."""
+    made, brake = daemon.made, Brake(tmp_path)
+    made.kill_control()
+    with monkeypatch.context() as patch:
+        patch.setenv("LLMD_FAILPOINTS", brake.holds("store.check"))
+        made.start_control(incarnation=2)
+        made.wait_state("ready")
+        daemon.write(model={"context_length": 64}, http={"keep_alive": "9s"})
+        made.supervisor.hangups = 1
+        wait_for(lambda: b"config/reload" in made.boot.ports.control_state.read_bytes(), "it has begun")
+        made.kill_control()
+    brake.release()
+    assert daemon.boot().args.http.keep_alive == 75.0
+    made.start_control(incarnation=3)
+    wait_for(lambda: made.supervisor.called("restartEngine"), f"it is done, log:\n{made.log.read_text()}")
+    made.supervisor.epoch = 2
+    daemon.scheduler.link.close()
+    made.supervisor.died("scheduler-0", reason="reload")
+    made.worker("scheduler", pid=202, incarnation=2, epoch=2).link.ready(READY_INFO)
+    results = wait_for(lambda: [line["result"] for line in made.http.get("/v1/audit").json()["audit"]][:2] == ["succeeded", "failed"], "both are audited")
+    assert results and daemon.boot().args.http.keep_alive == 9.0
+    wait_for(lambda: msgspec.msgpack.decode(made.boot.ports.control_state.read_bytes())["hangups"] == 1, "it is not done again")
 
 
 def test_a_control_that_is_replaced_tells_what_the_boot_file_says(daemon: Reloadable) -> None:
