@@ -234,8 +234,9 @@ class ControlApp:
             core.report_due.clear()
             try:
                 asked = self._reported_at = time.monotonic()
+                core.reports_made += 1
                 core.take_snapshot(await core.supervisor.report(self._report()), asked)
-                core.reports += 1
+                core.report_is_heard()
                 self._away = False
                 self._see_to_hangups()
             except SupervisorAway as error:
@@ -269,6 +270,7 @@ class ControlApp:
             status=self._status_text(stage, progress),
             progress=progress if core.never_ready else 0.0,
             progressing=not core.stalled,
+            up=core.up,
             ready=core.remembered.ready_once,
             requests=core.inflight,
             phases={worker.name: worker.doing for worker in core.table},

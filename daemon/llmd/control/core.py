@@ -87,8 +87,11 @@ class Core:
         self.report_due = asyncio.Event()
         self.reconfiguring = False
         """The configuration is being reloaded."""
-        self.reports = 0
-        """How often the supervisor has heard how things are."""
+        self.up = self.resumed
+        """All has come up, and readiness is told as soon as the supervisor knows that."""
+        self.reports_made = self._reports_heard = 0
+        """The number of the latest report, and of the latest one that the supervisor has answered."""
+        self._heard = asyncio.Event()
         self.newly_ready: list[Worker] = []
         self.returned: dict[str, int] = {}
         """Process -> the incarnation whose readiness has been noted."""
@@ -377,11 +380,20 @@ class Core:
     def never_ready(self) -> bool:
         return self.machine.state in BEFORE_READY
 
-    async def reported(self) -> None:
-        """Return when the supervisor has heard how things are now; after a moment in any case."""
-        before = self.reports
+    async def reported(self, within: float = 2.0) -> None:
+        """Return when the supervisor has heard how things are now (what it may be reading was made before); after `within` seconds in any case."""
+        wanted = self.reports_made + 1
         self.report_due.set()
-        await self.until(lambda: self.reports > before, time.monotonic() + 2.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._reports_heard < wanted:
+                    await self._heard.wait()
+
+    def report_is_heard(self) -> None:
+        """The supervisor has answered the latest report."""
+        self._reports_heard = self.reports_made
+        self._heard.set()
+        self._heard = asyncio.Event()
 
     def turned(self) -> None:
         """The loop has made a turn: whoever waits in `until` looks again."""

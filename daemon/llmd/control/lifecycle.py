@@ -27,6 +27,9 @@ SETTLE, SETTLE_NEW = 3.0, 0.5
 #: Seconds for all to freeze their heaps; nobody's readiness hangs on it.
 FREEZE_TIMEOUT = 10.0
 
+#: Seconds for the supervisor to hear that all is up; then it is ready without.
+UP_WITHIN = 10.0
+
 #: Seconds until a unit that died while llmd stops is asked for again.
 ASK_BACK_AGAIN = 2.0
 
@@ -114,6 +117,9 @@ class Lifecycle:
             if not reply.ok:
                 log.warning("%s-%d has not frozen its heap: %s", reply.role, reply.rank, reply.message or reply.code)
         freeze_gc()
+        # First: a process that dies once somebody has seen that llmd is ready is to be replaced, and requests that came are to be waited for in a stop.
+        core.up = True
+        await core.reported(UP_WITHIN)
         if core.machine.state == "warming":
             core.machine.fire("warm", f"warm-up took {time.monotonic() - began:.1f} s")
 

@@ -100,6 +100,8 @@ class Report(Struct, frozen=True, kw_only=True):
     progress: float = 0.0
     """Share of the stage that is done."""
     progressing: bool
+    up: bool
+    """READY is about to be reached, or has been: a death does not end the start any more."""
     ready: bool
     """The first READY has been reached."""
     requests: int

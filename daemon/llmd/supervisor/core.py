@@ -97,10 +97,8 @@ class Core:
         self._report: Report | None = None
         self._requests = 0
         """In flight, as control has last said, be it another one by now."""
-        self._silence = 0.0
-        self._standstill = 0.0
-        self._hangups = 0
-        self._last_tick = self._started
+        self._silence = self._standstill = 0.0
+        self._hangups, self._last_tick = 0, self._started
         self._control = next((spec.name for spec in specs if spec.role == "control"), None)
 
     # ---------------------------------------------------------------- what happens
@@ -183,12 +181,14 @@ class Core:
             self._on_state(report.state, report.stage, report.reason)
         self._notifier.status(report.status or report.state)
         self._notifier.reloading(report.reloading or report.state == "reloading")
-        if self.mode == "starting" and (before is None or (before.state, before.stage, before.progress) != (report.state, report.stage, report.progress)):
+        begins = self.mode in ("starting", "up")
+        if begins and (before is None or (before.state, before.stage, before.progress) != (report.state, report.stage, report.progress)):
             self._notifier.extend(self.settings.startup_timeout)
             self._standstill = 0.0
             self._on_progress(report)
-        if report.ready and self.mode == "starting":
-            self.mode = "running"
+        if begins and (report.up or report.ready):
+            self.mode = "running" if report.ready else "up"
+        if begins and report.ready:
             self._notifier.ready()
             self._on_ready(report)
         return self.snapshot()
@@ -225,7 +225,7 @@ class Core:
         """Stop as on SIGTERM, then start anew. Returns why not, or None."""
         if self._notifier.managed:
             return "systemd runs llmd, and only `systemctl restart` can restart it as a whole"
-        if self.mode not in ("starting", "running"):
+        if self.mode in ("draining", "stopping"):
             return "llmd is stopping"
         self.on_term("restart of llmd as a whole")
         self.again = True
@@ -394,7 +394,7 @@ class Core:
 
     def _watch_start(self, now: float) -> None:
         """A start that nobody tells anything new of is over, whatever keeps control from ending it."""
-        if self.mode != "starting" or self.stop is not None:
+        if self.mode not in ("starting", "up") or self.stop is not None:
             return
         self._standstill += min(now - self._last_tick, MAX_GAP_S)
         if self._standstill > self.settings.startup_timeout + START_GRACE_S:

@@ -36,6 +36,8 @@ class Report(Struct, kw_only=True):
     progress: float = 0.0
     """Share of the stage that is done, 0 where that is not known."""
     progressing: bool = False
+    up: bool = False
+    """READY is about to be reached, or has been: a death does not end the start any more."""
     ready: bool = False
     """The first READY has been reached."""
     requests: int | None = None

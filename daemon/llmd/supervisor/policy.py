@@ -16,7 +16,8 @@ from msgspec import Struct
 from llmd.config.server_args import RestartArgs
 from llmd.plan.spec import Group, ProcessSpec
 
-Mode = Literal["starting", "running", "draining", "stopping"]
+#: `up`: control is about to tell that llmd is ready; who dies from then on is replaced.
+Mode = Literal["starting", "up", "running", "draining", "stopping"]
 NEVER = math.inf
 JITTER = 0.2
 

@@ -97,6 +97,8 @@ class FakeSupervisor:
         """More that its answers hold."""
         self.hangups = 0
         self.deaf = False
+        self.mute = False
+        """No report is answered."""
         self.drain_left_s: float | None = None
         self.pid = 1
         self.processes: dict[str, dict[str, Any]] = {
@@ -124,6 +126,8 @@ class FakeSupervisor:
 
     def _report(self, line: bytes) -> bytes:
         self.reports.append(json.loads(line))
+        if self.mute:
+            wait_for(lambda: not self.mute, "it speaks again")
         return self._snapshot().encode()
 
     def _snapshot(self) -> str:

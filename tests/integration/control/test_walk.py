@@ -55,6 +55,27 @@ def test_start_waits_for_all_then_warms_up_and_is_ready(daemon: Stage) -> None:
     assert re.search(r"loading -> warming: all processes ready \d+\.\d s after their start", daemon.log.read_text())
 
 
+def test_nobody_is_told_that_it_is_ready_before_the_supervisor_knows_that_all_is_up(daemon: Stage) -> None:
+    """Else a process that dies at once, or a stop, would end a start that is over."""
+    daemon.start_control()
+    workers = daemon.worker("scheduler", pid=101), daemon.worker("detokenizer", pid=102), daemon.worker("frontend", pid=103)
+    frontend = workers[2]
+    frontend.answers["warmup"] = None
+    for worker in workers:
+        worker.link.ready(READY_INFO if worker is workers[0] else {})
+    warmup = wait_for(lambda: [c for c in frontend.commands if c.verb == "warmup"], "warmup")[0]
+    assert not any(report["up"] or report["ready"] for report in daemon.supervisor.reports)
+    daemon.supervisor.mute = True  # and so is what it hears at this moment from before
+    frontend.link.reply(warmup)
+    wait_for(lambda: any(report["up"] for report in daemon.supervisor.reports), "it is told")
+    first = next(report for report in daemon.supervisor.reports if report["up"])
+    assert (first["state"], first["ready"]) == ("warming", False)
+    assert daemon.status()["state"] == "warming" and not any(picture.state == "ready" for picture in frontend.published)
+    daemon.supervisor.mute = False
+    daemon.wait_state("ready")
+    wait_for(lambda: daemon.supervisor.reports[-1]["ready"], "report")
+
+
 def test_a_dead_engine_is_recovering_until_its_next_epoch_is_ready(daemon: Stage) -> None:
     daemon.start_control()
     scheduler, _, frontend = daemon.to_ready()

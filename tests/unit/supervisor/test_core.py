@@ -34,6 +34,7 @@ class World(Os):
         self.next_pid = 100
         self.sent: list[tuple[int, int]] = []
         self.told: list[str] = []
+        self.readied: list[Report] = []
         self.deaf: set[str] = set()
         self.alone: set[tuple[str, int]] = set()
         self.core: Core
@@ -98,7 +99,6 @@ def world() -> World:
 
 def make(**settings: Any) -> World:
     world = World()
-    told: list[Any] = []
     world.core = Core(
         SPECS,
         Settings(start_id="x", **settings),
@@ -106,7 +106,7 @@ def make(**settings: Any) -> World:
         os_=world,
         notifier=Notifier({}),
         tail=lambda name: [f"last line of {name}"],
-        on_ready=told.append,
+        on_ready=world.readied.append,
         on_state=lambda *_: None,
         died_alone=lambda spec, epoch: (spec.name, epoch) in world.alone,
     )
@@ -296,6 +296,24 @@ def test_a_control_that_is_killed_during_the_start_gets_one_more_try(world: Worl
     world.tick()
     world.tick(0.1)
     assert world.core.exit_status == 70 and "SIGKILL" in world.core.last_words[0]
+
+
+def test_once_all_is_up_a_death_is_a_restart_though_nobody_has_been_told_of_ready(world: World) -> None:
+    world.core.report(Report(state="warming", progressing=True, up=True))
+    world.die("scheduler-0", -9)
+    world.tick(1.0)
+    assert world.pids["scheduler-0"] and world.core.stop is None and world.readied == []
+    for _ in range(2):
+        ready(world)
+    assert (len(world.readied), world.core.mode) == (1, "running")
+
+
+def test_once_all_is_up_a_stop_is_a_drain_though_nobody_has_been_told_of_ready(world: World) -> None:
+    world.core.report(Report(state="warming", progressing=True, up=True))
+    world.core.on_term("SIGTERM")
+    assert world.core.mode == "draining" and world.core.stop is None
+    ready(world)
+    assert world.readied == [] and world.core.mode == "draining"
 
 
 def test_what_was_asked_for_too_long_ago_is_not_done(world: World) -> None:
