@@ -33,6 +33,10 @@ LLMCTL = [sys.executable, "-c", "import sys, llmctl.context as c; c.READ_TIMEOUT
 SLOW = float(os.environ.get("LLMD_TEST_SLOWNESS", "1"))
 
 
+#: As supervision.hang_timeout and its like: soon, where a process is stopped for good, and not as soon as a busy machine lets one stand still.
+HANGS = f"{1 + SLOW:g}s"
+
+
 def wait_for(what: str, check: Callable[[], T], timeout: float, interval: float = 0.02) -> T:
     """Poll until `check` returns something true; fail with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout * SLOW

@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Daemon, wait_for, whole_lines
+from tests.daemon import HANGS, SLOW, Daemon, wait_for, whole_lines
 
 SENTINEL = "xyzzy-sentinel-7"
 CONFIG: dict[str, Any] = {
     "model": {"path": "dummy"},
     "admin": {"group": None},
     "observability": {"log_level": "debug"},
-    "supervision": {"hang_timeout": "2s", "restart": {"max": 100}},
+    "supervision": {"hang_timeout": HANGS, "restart": {"max": 100}},
 }
 
 

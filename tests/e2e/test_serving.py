@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-from tests.daemon import SLOW, Brake, Daemon, least, wait_for
+from tests.daemon import HANGS, SLOW, Brake, Daemon, least, wait_for
 
 DUMMY = {"model": {"path": "dummy"}}
 
@@ -243,12 +243,12 @@ def test_a_prompt_of_megabytes_costs_nobody_else_anything(daemon: Daemon, text: 
 
 
 def test_more_connections_than_descriptors_are_no_hang(tmp_path: Path) -> None:
-    config = DUMMY | {"supervision": {"helper_timeout": "2s"}}
+    config = DUMMY | {"supervision": {"helper_timeout": HANGS}}
     with Daemon(tmp_path, config=config, failpoints="").start() as small:
         pid = small.pid("frontend")
         psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE, (100, 100))
         idle = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(150)]
-        time.sleep(4)  # longer than a frontend that hangs would live
+        time.sleep(3 + SLOW)  # longer than a frontend that hangs would live
         for connection in idle:
             connection.close()
         wait_for("an answer", lambda: small.status_code("/livez") == 200, 10)

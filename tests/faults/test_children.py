@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
+from tests.daemon import HANGS, SLOW, Brake, Daemon, gone, wait_for
 
-FAST = {"supervision": {"hang_timeout": "2s", "helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000}}, "model": {"path": "dummy"}}
+FAST = {"supervision": {"hang_timeout": HANGS, "helper_timeout": HANGS, "control_timeout": HANGS, "restart": {"max": 1000}}, "model": {"path": "dummy"}}
 
 
 def restarts(daemon: Daemon, role: str) -> int:

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
+from tests.daemon import HANGS, SLOW, Brake, Daemon, gone, wait_for
 
 WORKERS = 3
 CONFIG: dict[str, Any] = {
-    "supervision": {"helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000, "backoff": ["0s", "0s", "0s"]}},
+    "supervision": {"helper_timeout": HANGS, "control_timeout": HANGS, "restart": {"max": 1000, "backoff": ["0s", "0s", "0s"]}},
     "model": {"path": "dummy"},
     "memory": {"max_running_requests": 64},
 }

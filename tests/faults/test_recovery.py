@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.daemon import SLOW, Brake, Daemon, gone, wait_for
+from tests.daemon import HANGS, SLOW, Brake, Daemon, gone, wait_for
 
 
 def config(**supervision: Any) -> dict[str, Any]:
-    fast = {"hang_timeout": "2s", "helper_timeout": "2s", "control_timeout": "2s", "restart": {"max": 1000}}
+    fast = {"hang_timeout": HANGS, "helper_timeout": HANGS, "control_timeout": HANGS, "restart": {"max": 1000}}
     return {"model": {"path": "dummy"}, "supervision": fast | supervision, "http": {"port": 0, "drain_timeout": "300s"}}
 
 

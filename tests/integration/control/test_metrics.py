@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmd.config.server_args import MetricsArgs, ObservabilityArgs
 from llmd.control.catalog import CATALOG
+from tests.daemon import SLOW
 from tests.integration.control.harness import READY_INFO, Stage, stage, wait_for
 
 RESTARTS = 30
@@ -37,9 +38,9 @@ def test_counters_go_on_over_many_restarts_and_nothing_piles_up(made: Stage) -> 
     foreign.write_bytes(b"x" * 100)
     worker, last = scheduler, -1.0
     for incarnation in range(2, RESTARTS + 2):
-        worker.meter.inc("llmd_prefix_cache_hit_tokens_total", 5)
         worker.meter.set("llmd_requests_running", 7)
         worker.meter.observe("llmd_queue_time_seconds", 0.01)
+        worker.meter.inc("llmd_prefix_cache_hit_tokens_total", 5)  # last: a heartbeat that has it has all
         wait_for(lambda wanted=5.0 * (incarnation - 1): made.metric("llmd_prefix_cache_hit_tokens_total") == wanted, "the heartbeat is counted")
         worker.link.close()
         made.supervisor.died("scheduler-0")
@@ -52,12 +53,12 @@ def test_counters_go_on_over_many_restarts_and_nothing_piles_up(made: Stage) -> 
     made.wait_state("ready")
     wait_for(lambda: made.metric("llmd_requests_running") == 0, "what the dead have said of themselves goes with them")
     assert made.metric("llmd_queue_time_seconds_count") == RESTARTS
-    assert made.metric('llmd_process_restarts_total{role="scheduler",reason="signal"}') == RESTARTS
+    wait_for(lambda: made.metric('llmd_process_restarts_total{role="scheduler",reason="signal"}') == RESTARTS, "the supervisor's word")
     series = scrape(made)
     assert len([key for key in series if "scheduler" in key]) < 20 and not any("'pid'" in key for key in series)
     began = time.perf_counter()
     assert made.http.get("/metrics").status_code == 200
-    assert time.perf_counter() - began < 2.0
+    assert time.perf_counter() - began < 2.0 * SLOW
     assert foreign.read_bytes() == b"x" * 100
     assert len(list(made.boot.ports.private.iterdir())) < 15
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from llmd.plan.spec import Boot
-from tests.daemon import SLOW
+from tests.daemon import SLOW, whole_lines
 from tests.integration.control.harness import READY_INFO, FakeWorker, Stage, stage, wait_for
 
 Trio = tuple[Stage, FakeWorker, FakeWorker]
@@ -57,17 +57,19 @@ def test_flush_reports_pages_busy_conflict_and_timeout(daemon: Trio) -> None:
     refused = error(made.http.post("/v1/flush"), 409, "busy")
     assert "2 running, 1 waiting" in refused["message"]
     began = time.monotonic()
+    error(made.http.post("/v1/flush?timeout_s=1"), 409, "timeout")
+    assert 0.9 < time.monotonic() - began < 10 * SLOW
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(made.http.post, "/v1/flush?timeout_s=1")
+        waiting = pool.submit(made.http.post, "/v1/flush?timeout_s=600")
         wait_for(lambda: (made.status()["operation"] or {}).get("verb") == "flush", "flush runs")
         error(made.http.post("/v1/flush", json={"timeout_s": 1}), 409, "flush_in_progress")
-        error(waiting.result(), 409, "timeout")
-    assert 0.9 < time.monotonic() - began < 10 * SLOW
+        scheduler.answers["flush"] = {"pages_freed": 0}
+        assert waiting.result().status_code == 200
     first, second, *_ = audit(made)
     assert (first["uid"], first["gid"], first["pid"]) == (os.getuid(), os.getgid(), os.getpid())
     assert (first["verb"], first["reason"], first["result"]) == ("flush", "nightly", "succeeded")
     assert (second["result"], second["code"]) == ("failed", "busy")
-    wait_for(lambda: made.metric('llmd_operations_total{verb="flush",result="succeeded"}') == 1, "metric")
+    wait_for(lambda: made.metric('llmd_operations_total{verb="flush",result="succeeded"}') == 2, "metric")
 
 
 def test_flush_waits_for_work_to_end(daemon: Trio) -> None:
@@ -154,14 +156,14 @@ def test_restart_goes_on_when_the_new_engine_dies(daemon: Trio) -> None:
 def test_restart_that_does_not_come_says_what_each_rank_does(daemon: Trio) -> None:
     made, scheduler, _ = daemon
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(made.http.post, "/v1/restart?timeout_s=1")
+        answer = pool.submit(made.http.post, f"/v1/restart?timeout_s={SLOW:g}")
         wait_for(lambda: made.supervisor.called("restartEngine"), "restart")
         scheduler.link.close()
         made.supervisor.epoch = 2
         made.supervisor.died("scheduler-0")
         body = answer.result()
     said = error(body, 409, "timeout")
-    assert "within 1 s" in said["message"] and "llmctl status" in said["hint"]
+    assert f"within {SLOW:g} s" in said["message"] and "llmctl status" in said["hint"]
     assert [(r["answered"], r["ok"], r["message"]) for r in body.json()["operation"]["results"]] == [
         (False, False, "waits for its next start (killed by SIGKILL)")
     ]
@@ -304,8 +306,9 @@ def test_a_disk_that_refuses_is_named_audited_and_survived(daemon: Trio) -> None
     assert str(made.boot.ports.private) in said["message"]
     assert said["operation_id"].startswith("op-")
     assert made.status()["state"] == "ready"
-    time.sleep(1.0)
-    lines = [json.loads(line) for line in made.log.read_text().splitlines()]
+    wait_for(lambda: "cannot be written" in made.log.read_text(), "the state is not written either")
+    time.sleep(1.0)  # many heartbeats
+    lines = [json.loads(line) for line in whole_lines(made.log)]
     assert not [line for line in lines if "traceback" in line]
     assert len([line for line in lines if line["level"] == "warning" and "cannot be written" in line["msg"]]) == 1
     for path in blocks:

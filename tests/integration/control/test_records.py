@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from llmd.wire.tables import OwnedRequest, Tables
+from tests.daemon import SLOW
 from tests.integration.control.harness import READY_INFO, FakeWorker, Stage, stage, wait_for
 
 Trio = tuple[Stage, FakeWorker, FakeWorker]
@@ -213,4 +214,4 @@ def test_reads_need_no_rank(daemon: Trio) -> None:
     scheduler.link.close()
     frontend.answers = dict.fromkeys(("drain", "abort"))
     for path in ("status", "processes", "kv", "requests", "weights", "config", "operations", "audit", "events?follow=false"):
-        assert made.http.get(f"/v1/{path}", timeout=httpx.Timeout(5)).status_code == 200, path
+        assert made.http.get(f"/v1/{path}", timeout=httpx.Timeout(5 * SLOW)).status_code == 200, path

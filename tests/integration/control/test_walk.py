@@ -16,6 +16,7 @@ import pytest
 from llmd.wire import sockets
 from llmd.wire.codec import encode
 from llmd.wire.messages import Heartbeat
+from tests.daemon import SLOW
 from tests.integration.control.harness import READY_INFO, Stage, stage, wait_for
 
 
@@ -120,7 +121,7 @@ def test_without_a_detokenizer_it_recovers_and_a_dead_frontend_is_told_to_the_sc
 
 
 def test_a_hung_scheduler_is_killed_and_named() -> None:
-    with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory), hang_timeout=1.0) as daemon:
+    with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory), hang_timeout=SLOW) as daemon:
         daemon.start_control()
         scheduler, _, _ = daemon.to_ready()
         scheduler.pulse.begin()
@@ -220,7 +221,7 @@ def test_events_are_acknowledged_and_bring_a_report_at_once(daemon: Stage) -> No
     words = control.stdout.fileno()
 
     def read(size: int) -> bytes:
-        assert select.select([words], [], [], 10)[0], "no word on the event protocol"
+        assert select.select([words], [], [], 10 * SLOW)[0], "no word on the event protocol"
         return os.read(words, size)
 
     assert read(100) == b"READY\n"
@@ -233,11 +234,11 @@ def test_events_are_acknowledged_and_bring_a_report_at_once(daemon: Stage) -> No
 
 
 def test_what_control_missed_while_it_stood_still_is_nobodys_fault() -> None:
-    with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory), hang_timeout=1.0, helper_timeout=1.0) as daemon:
+    with tempfile.TemporaryDirectory(prefix="llmd-") as directory, stage(Path(directory), hang_timeout=SLOW, helper_timeout=SLOW) as daemon:
         control = daemon.start_control()
         daemon.to_ready()
         control.send_signal(signal.SIGSTOP)
-        time.sleep(2.5)  # longer than any limit: the passing of time is what is tested
+        time.sleep(2.5 * SLOW)  # longer than any limit: the passing of time is what is tested
         reports = len(daemon.supervisor.reports)
         control.send_signal(signal.SIGCONT)
         wait_for(lambda: len(daemon.supervisor.reports) > reports + 5, "reports go on")

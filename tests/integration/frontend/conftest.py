@@ -51,7 +51,7 @@ from llmd.wire.messages import (
     TokenLogprob,
 )
 from tests.beats import totals_of, whole
-from tests.daemon import SLOW
+from tests.daemon import SLOW, whole_lines
 
 EOS = 256
 CONTEXT = 512
@@ -387,8 +387,7 @@ class World:
         return (self.dir / "stderr").read_text()
 
     def access_lines(self) -> list[dict[str, Any]]:
-        path = self.dir / "log" / "access.log"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in whole_lines(self.dir / "log" / "access.log")]
 
     def outcomes(self) -> dict[str, float]:
         """Outcome -> requests, over all endpoints, from the last heartbeat."""

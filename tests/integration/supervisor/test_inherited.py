@@ -38,9 +38,10 @@ def test_a_stop_during_the_imports_is_a_stop(tmp_path: Path, number: int, after:
         "import sys, os, signal, threading, time\n"
         "sys.argv = ['llmd', 'run', '--model', '/nowhere', '--set=run_dir=%s']\n"
         % (tmp_path / "run")
-        + f"threading.Timer({after}, os.kill, (os.getpid(), {int(number)})).start()\n"
+        + f"stop = threading.Timer({after}, os.kill, (os.getpid(), {int(number)}))\n"
         + "class Slow:\n"
         + "    def find_spec(self, name, *_):\n"
+        + "        if not stop.ident: stop.start()\n"  # the first import of main: before it there was no llmd to be asked
         + "        if name in ('click', 'llmd.supervisor.main'): time.sleep(1)\n"
         + "from llmd import entry\n"
         + "sys.meta_path.insert(0, Slow())\n"

@@ -161,11 +161,11 @@ def test_a_stopped_child_is_killed_too(embedded: Make) -> None:
 
 
 def test_a_silent_control_is_replaced_while_a_dead_rank_is_healed(embedded: Make) -> None:
-    one = embedded(full(), control_timeout=0.6).start()
+    one = embedded(full(), control_timeout=0.6 * SLOW).start()
     one.ready()
     one.wait_started("control-0")
     one.wait_started("scheduler-0")
-    control, scheduler = one.pid("control-0"), one.pid("scheduler-0")
+    control, scheduler = (until("it runs", lambda name=name: one.pid(name)) for name in ("control-0", "scheduler-0"))
     os.kill(control, signal.SIGSTOP)
     os.kill(scheduler, signal.SIGKILL)
     one.wait_started("scheduler-0", 2)

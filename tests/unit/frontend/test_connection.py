@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from llmd.frontend.exchange import TRANSPORT
+from tests.daemon import SLOW
 
 from .test_app import served, spoken, until
 
@@ -52,7 +53,7 @@ async def test_an_offer_of_another_protocol_loses_no_body_and_makes_no_request_o
                         await writer.drain()
                         await asyncio.sleep(0.01)
                     writer.write(b"GET /after HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                    answer = await asyncio.wait_for(reader.read(), 5)
+                    answer = await asyncio.wait_for(reader.read(), 20 * SLOW)
                     writer.close()
                     assert echo.seen == [("/outer", INNER), ("/after", b"")], (offer, parts)
                     assert answer.count(b"HTTP/1.1 200") == 2
