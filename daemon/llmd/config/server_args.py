@@ -42,9 +42,9 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class ModelArgs(_Section, frozen=True):
     """What is served."""
 
-    path: Annotated[
-        str, doc("Name of an embedded model, a GGUF file, or a directory with config.json and safetensors.", reload="engine", path="or_name")
-    ] = "smollm2-135m-instruct"
+    path: Annotated[str, doc("Name of an embedded model, a GGUF file, or a directory with config.json and safetensors.", reload="engine", path="or_name")] = (
+        "smollm2-135m-instruct"
+    )
     served_name: Annotated[str | None, doc("Name that clients use; null: the model's own name.", reload="live")] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
