@@ -59,7 +59,7 @@ def test_an_interrupt_before_the_thread_has_a_loop_ends_the_start(short: Path, a
         life.start()
     assert not life._thread.is_alive()
     assert list(short.iterdir()) == []
-    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
 def test_without_descriptors_for_a_loop_the_start_fails_and_does_not_hang(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.daemon import free_port
 from tests.integration.llmctl.fake import process_named_llmd
 from tests.integration.supervisor.harness import SLOW
 from tests.integration.supervisor.test_cli import DUMMY, environment, llmd
@@ -60,7 +61,7 @@ def test_all_faults_of_a_file_come_in_its_order_with_the_models_and_the_ports(tm
 def test_a_port_that_somebody_else_has_is_71_with_key_and_holder(tmp_path: Path, key: str) -> None:
     (tmp_path / "admin").write_text("k" * 32 + "\n")
     (tmp_path / "admin").chmod(0o600)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:  # one that nobody is given once it is free
         port = taken.getsockname()[1]
         wanted = busy(port) if key == "http.port" else (*busy(0), "--set", f"admin.listen=127.0.0.1:{port}", "--set", f"http.admin_key_file={tmp_path}/admin")
         done = llmd(tmp_path, "check", *wanted)
