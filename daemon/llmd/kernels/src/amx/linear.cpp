@@ -19,8 +19,6 @@ constexpr int RING = 4;          // groups that are kept where they are read onc
 constexpr int AHEAD = 2;         // groups that weights are written ahead of the unit: it can read them only some time later
 constexpr int BLOCKS = 2;        // of rows at once
 
-constexpr int ROWS_PER_GROUP = 2;  // of sums that are put where they belong while the unit multiplies a group
-
 using Sums = float[BLOCKS][2][ROW_BLOCK][PANEL];
 
 // A strip's weights, and the sums of row blocks: those that are being made and those that were.
@@ -102,15 +100,15 @@ AMX_INLINE void multiply_group(const char* x, int64_t next, const Tile* weights)
 template <class What>
 struct Later {
     What what;
-    int next = 0, rows = 0;
+    int next = 0, rows = 0, share = 0;
 
     AMX void some(int count) {
         for (int i = 0; i < count && next < rows; ++i) what.put(next++);
     }
-    // Now these, what is left of the last ones being done.
-    AMX void become(const What& wanted, int count) {
+    // Now these, what is left of the last ones being done: over the time in which the unit multiplies so many groups.
+    AMX void become(const What& wanted, int count, int groups) {
         some(rows);
-        what = wanted, next = 0, rows = count;
+        what = wanted, next = 0, rows = count, share = (count + groups - 1) / groups;
     }
 };
 
@@ -131,7 +129,7 @@ AMX void multiply(const Strip<FORMAT>& strip, int groups, const char* x, Work& w
         }
         written();
         multiply_group<FORMAT, COUNT>(x, int64_t(groups) * GROUP_BYTES, tiles_of<FORMAT, WEIGHTS>(work, g));
-        later.some(ROWS_PER_GROUP);
+        later.some(later.share);
     }
     _tile_stored(0, sums[0][0], 64);
     _tile_stored(1, sums[0][1], 64);
@@ -211,8 +209,6 @@ AMX_INLINE void put_group(const QuantRows& out, int row, int g, V first, V secon
     }
 }
 
-VEC_INLINE V gate(V x, V up) { return mul(mul(x, up), inverse(add(splat(1.0f), exp(sub(splat(0.0f), x))))); }
-
 // Group g of the rows that begin at `row`.
 template <int FORMAT>
 struct GatedGroup {
@@ -224,7 +220,7 @@ struct GatedGroup {
         V gate1, gate2, up1, up2;
         outputs<FORMAT>(*gates, r, gate1, gate2);
         outputs<FORMAT>(*ups, r, up1, up2);
-        put_group(*out, row + r, g, gate(gate1, up1), gate(gate2, up2));
+        put_group(*out, row + r, g, swiglu(gate1, up1), swiglu(gate2, up2));
     }
 };
 
@@ -264,7 +260,7 @@ AMX void strips(const Linear& op, int strip0, int strip1, int row0, int row1) {
     for (int index = strip0; index < strip1; ++index) {
         for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK, turn ^= 1) {
             multiply<FORMAT>(op, index, row0, row, row1, work, work.sums[turn], later);
-            later.become({&op, &work.sums[turn], index, row, past_caches(op)}, least(row1 - row, BLOCKS * ROW_BLOCK));
+            later.become({&op, &work.sums[turn], index, row, past_caches(op)}, least(row1 - row, BLOCKS * ROW_BLOCK), op.w.k / GROUP);
         }
     }
     later.some(BLOCKS * ROW_BLOCK);
@@ -286,7 +282,7 @@ AMX void gated_strips(const Linear& op, const QuantRows& out, int group0, int gr
     for (int g = group0; g < group1; ++g) {
         for (int row = row0; row < row1; row += BLOCKS * ROW_BLOCK, turn ^= 1) {
             for (int i = 0; i < 2; ++i) multiply<FORMAT>(op, g + i * ups, row0, row, row1, work[i], work[i].sums[turn], later);
-            later.become({&out, &work[0].sums[turn], &work[1].sums[turn], g, row}, least(row1 - row, BLOCKS * ROW_BLOCK));
+            later.become({&out, &work[0].sums[turn], &work[1].sums[turn], g, row}, least(row1 - row, BLOCKS * ROW_BLOCK), 2 * op.w.k / GROUP);
         }
     }
     later.some(BLOCKS * ROW_BLOCK);

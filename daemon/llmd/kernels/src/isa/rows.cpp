@@ -46,11 +46,7 @@ void rotate(float* x, int heads, int dim, const float* rotation, bool pairs) {
 }
 
 void swiglu(const float* x, int n, float* y) {
-    const V one = splat(1.0f), zero = splat(0.0f);
-    for (int i = 0; i < n; i += W) {
-        const V gate = load_upto(x + i, n - i), up = load_upto(x + n + i, n - i);
-        store_upto(y + i, mul(mul(gate, up), inverse(add(one, exp(sub(zero, gate))))), n - i);
-    }
+    for (int i = 0; i < n; i += W) store_upto(y + i, swiglu(load_upto(x + i, n - i), load_upto(x + n + i, n - i)), n - i);
 }
 
 void add_row(float* y, const float* x, int n) {

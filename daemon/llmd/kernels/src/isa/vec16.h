@@ -277,4 +277,7 @@ VEC_INLINE V exp(V x) {
     return where_less(x, lowest, splat(0.0f), scale2(p, n));
 }
 
+// silu(gate) * up
+VEC_INLINE V swiglu(V gate, V up) { return mul(mul(gate, up), inverse(add(splat(1.0f), exp(sub(splat(0.0f), gate))))); }
+
 }  // namespace llmd::LLMD_ISA_NS
