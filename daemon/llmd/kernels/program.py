@@ -71,6 +71,7 @@ SIGNATURES: Signatures = {
     "llmd_program_cache_bytes": (_int64, [_pointer, _int64]),
     "llmd_program_set_cache": (_int, [_pointer, _pointer, _int64]),
     "llmd_program_run": (_int, [_pointer, _pointer]),
+    "llmd_program_rows_apart": (_int, [_pointer, _pointer]),
     "llmd_touch": (None, [_pointer, _int64, _int]),
     "llmd_program_timing": (None, [_pointer, _pointer]),
 }
@@ -285,6 +286,10 @@ class Program:
     def run(self, step: Step) -> None:
         """The whole step; the arrays that it points to are the caller's to keep. Raises KernelError."""
         self._check(self._library.llmd_program_run(self._handle, ctypes.addressof(step)))
+
+    def rows_apart(self, step: Step) -> int:
+        """Rows of the slices that each thread would take for itself in such a step; 0: all threads would share each operation."""
+        return int(self._library.llmd_program_rows_apart(self._handle, ctypes.addressof(step)))
 
     def timing(self) -> dict[str, float]:
         """Seconds of each kind of operation since the last call. The first call turns measuring on."""

@@ -18,7 +18,7 @@ from llmd.errors import ConfigError
 
 PATH = Path(__file__).with_name("libllmd_kernels.so")
 #: As in src/abi.h: raised when a signature changes.
-ABI_VERSION = 4
+ABI_VERSION = 5
 #: In the order of src/isa.h.
 ISAS = ("scalar", "avx2", "avx512", "amx")
 

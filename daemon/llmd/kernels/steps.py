@@ -41,13 +41,14 @@ class Steps:
         ends = np.cumsum(batch.extend_lens)
         arrays = _Arrays(self._size, wanted, self._seen, ends, batch.extend_lens)
         embeds, sums = _embed_rows(batch.embeds, ends, batch.extend_lens, self._program.shape.hidden)
-        self._program.run(_step(batch, arrays.rows, embeds))
+        self._program.run(step_of(batch, arrays.rows, embeds))
         for request, vector in zip(batch.embeds, sums, strict=True):
             request.vector = vector.astype(np.float32)
         return arrays.results()
 
 
-def _step(batch: ForwardBatch, rows: Rows, embeds: Rows) -> Step:
+def step_of(batch: ForwardBatch, rows: Rows, embeds: Rows) -> Step:
+    """What the library takes; it points to the arrays. `rows`: LogitRows, `embeds`: EmbedRows."""
     table = batch.req_to_token
     assert table.flags.c_contiguous
     columns = (batch.input_ids, batch.positions, batch.out_cache_loc, batch.req_pool_indices, batch.seq_lens, batch.extend_lens)

@@ -4,5 +4,5 @@
 #define LLMD_API extern "C" __attribute__((visibility("default")))
 
 namespace llmd {
-constexpr int ABI_VERSION = 4;
+constexpr int ABI_VERSION = 5;
 }

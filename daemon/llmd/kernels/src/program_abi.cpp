@@ -127,5 +127,7 @@ LLMD_API int llmd_program_run(Program* program, const Step* step) {
     return guarded([&] { return program->run(*step); });
 }
 
+LLMD_API int llmd_program_rows_apart(const Program* program, const Step* step) { return program->rows_apart(*step); }
+
 LLMD_API int llmd_program_kinds() { return int(Kind::KINDS); }
 LLMD_API void llmd_program_timing(Program* program, double* out) { program->timing(out); }
