@@ -114,8 +114,9 @@ class MemoryArgs(_Section, frozen=True):
         bool | Literal["auto"],
         doc(
             "When the KV pool's memory is taken on a CPU. false: as tokens come to lie in it. auto: so, and ahead of that while nothing runs: "
-            "512 MiB, or half as much again as tokens have needed so far. true: all of it before the model is ready, so that no step ever waits for memory; a "
-            "start, and a scheduler's replacement, take 0.1 s longer for each GiB, 2 s in a virtual machine whose host gives memory at the first write.",
+            "512 MiB, or, where that is more, half as much again as tokens have needed so far. true: all of it before the model is ready, so that no step ever "
+            "waits for memory; a start, and a scheduler's replacement, take longer by 0.1 s for each GiB, but by some seconds for each in a virtual machine "
+            "whose host gives memory at the first write. What has been taken is kept.",
             reload="engine",
         ),
     ] = "auto"

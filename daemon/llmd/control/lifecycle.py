@@ -100,7 +100,7 @@ class Lifecycle:
             core.machine.fire("load")
         if core.engine_up and helpers and not self._warming:
             self._warming = True
-            core.machine.fire("loaded", f"all processes ready {time.monotonic() - core.started:.1f} s after their start")
+            core.machine.fire("loaded", f"all processes ready {time.monotonic() - core.started:.1f} s after control began")
             core.spawn(self._warm(), "warm-up")
 
     async def _warm(self) -> None:

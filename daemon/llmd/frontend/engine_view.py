@@ -201,7 +201,7 @@ class EngineView:
             state = state if p is not None else "recovering"  # it has been ready, or this frontend would not be another one
             reason = reason or f"frontend-{self._rank} is being restarted"
         if not ok and state == "ready":
-            state = "loading" if not self.prepared else "stalled" if p is not None and p.stalled else "recovering"
+            state = "loading" if not self.prepared and not self._restarted else "stalled" if self.prepared and p is not None and p.stalled else "recovering"
         body: dict[str, Any] = {
             "status": state,
             "stage": p.stage if p else "starting",

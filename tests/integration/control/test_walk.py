@@ -53,7 +53,7 @@ def test_start_waits_for_all_then_warms_up_and_is_ready(daemon: Stage) -> None:
     assert published.engine_up
     assert published.detokenizer_incarnation == 1
     assert published.model == READY_INFO
-    assert re.search(r"loading -> warming: all processes ready \d+\.\d s after their start", daemon.log.read_text())
+    assert re.search(r"loading -> warming: all processes ready \d+\.\d s after control began", daemon.log.read_text())
 
 
 def test_nobody_is_told_that_it_is_ready_before_the_supervisor_knows_that_all_is_up(daemon: Stage) -> None:

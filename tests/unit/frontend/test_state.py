@@ -94,9 +94,9 @@ def test_a_frontend_that_is_restarted_says_so_until_it_can_serve() -> None:
     again = EngineView(BOOT, restarted=True, rank=1)
     assert (again.health(False)["status"], again.health(False)["reason"]) == ("recovering", "frontend-1 is being restarted")
     again.take(msgspec.structs.replace(READY, reason="frontend-1 is away", degraded=("frontend-1 is away",)))
-    assert (again.health(False)["status"], again.health(False)["reason"]) == ("loading", "frontend-1 is away")
+    assert (again.health(False)["status"], again.health(False)["reason"]) == ("recovering", "frontend-1 is away")
     again.take(READY)
-    assert (again.health(False)["status"], again.health(False)["reason"]) == ("loading", "frontend-1 is being restarted")
+    assert (again.health(False)["status"], again.health(False)["reason"]) == ("recovering", "frontend-1 is being restarted")
     again.prepare()
     assert (again.health(True)["status"], again.health(True)["reason"]) == ("ready", "")
 
