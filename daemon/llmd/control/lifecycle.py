@@ -124,6 +124,8 @@ class Lifecycle:
             core.machine.fire("warm", f"warm-up took {time.monotonic() - began:.1f} s")
 
     async def _fail(self, why: str) -> None:
+        if self._core.stopping:  # which is why
+            return
         log.error("%s", why)
         self._core.machine.fire("fail", why)
         await self._core.supervisor.give_up(EXIT_GAVE_UP, why)

@@ -238,7 +238,7 @@ async def restart(core: Core, params: RestartParams, keep: Keep, began: Began | 
     died = last_deaths(core) if core.epoch > before + 1 else ""
     if fault:
         error = RequestError(f"the engine has not come back: {fault}{f'; {died}' if died else ''}", code="shutting_down" if core.stopping else "timeout")
-        error.hint = "it goes on being started, as its budget allows: llmctl status, llmctl crashes"
+        error.hint = "" if core.stopping else "it goes on being started, as its budget allows: llmctl status, llmctl crashes"
         raise error
     return {"epoch": core.epoch, **({"died_meanwhile": died} if died else {})}
 

@@ -99,6 +99,7 @@ class Core:
         """In flight, as control has last said, be it another one by now."""
         self._silence = self._standstill = 0.0
         self._hangups, self._last_tick = 0, self._started
+        self._start_is_off = False
         self._control = next((spec.name for spec in specs if spec.role == "control"), None)
 
     # ---------------------------------------------------------------- what happens
@@ -143,6 +144,7 @@ class Core:
             return
         if self.mode == "starting":
             log.info("%s during the start: stopping", why)
+            self._start_is_off = True
             self.shutdown(EXIT_OK, why)
             return
         requests = self._report.requests if self._report else None
@@ -250,8 +252,10 @@ class Core:
             self._begin_stop(status, why, quick=False)
 
     def give_up(self, status: int, why: str) -> None:
-        """Stop everything at once, then end with `status` and `why` as the last words."""
-        if self.stop is None or (not self.stop.quick and self.stop.status == EXIT_OK):
+        """Stop everything at once, then end with `status` and `why` as the last words; unless the start was stopped: what fails of it then is no fault."""
+        if self._start_is_off:
+            log.info("the start has been stopped: %s", why.partition("\n")[0])
+        elif self.stop is None or (not self.stop.quick and self.stop.status == EXIT_OK):
             self.last_words = why.splitlines() or [f"status {status}"]
             self._begin_stop(status, why, quick=True)
 

@@ -52,7 +52,7 @@ def held() -> Iterator[Callable[[], None]]:
     A child that is forked in here calls what this yields, and from then on ends by these signals.
     """
     asked = {signal.SIGTERM, signal.SIGINT, signal.SIGALRM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, asked)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     def let_go() -> None:
         for number in asked:
@@ -60,6 +60,7 @@ def held() -> Iterator[Callable[[], None]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, asked)  # which may run a handler first, and so raise
         yield let_go
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmd.kernels.program import KV_TYPES, KernelError
-from llmd.kernels.steps import EMBED_ROW, LOGIT_ROW, step_of
+from llmd.kernels import llama
+from llmd.kernels.program import KV_TYPES, KernelError, Program
+from llmd.kernels.steps import EMBED_ROW, LOGIT_ROW, Steps, step_of
 from llmd.model.batch import EmbedRequest, SampleRequest, SampleResult
 from llmd.model.native_loader import NativeModel
 from llmd.wire.messages import SamplingParams
@@ -97,6 +98,27 @@ def test_a_refused_step_leaves_the_next_one_as_it_would_be(tmp_path: Path) -> No
         native.runner.step(batch, [SampleRequest(row=0, sampling=SamplingParams(max_new_tokens=1), position=0)])
     native.lengths[:] = 0
     assert native.step({1: tokens(300)}, logprobs=0)[1] == good
+
+
+def test_what_is_recorded_after_a_step_counts_in_the_next_and_layers_come_in_any_order(tmp_path: Path) -> None:
+    model = load(boot_for(random_llama(tmp_path / "m"), tmp_path / "cache"))
+    config, ids, found = model.config, tokens(300), []
+    for threads in (1, 2):
+        native = stepper(model, threads)
+        program = native.program = Program(native.pool, native.program.shape, model.frequencies)
+        recorder = llama._Llama(program, config, model.matrices, model.vectors)
+        x = program.embed(recorder.matrix("embed"), program.buffer(config.hidden_size))
+        program.set_cache(native.slots)
+        first = native.batch({1: ids}), np.zeros(0, dtype=LOGIT_ROW), np.zeros(0, dtype=EMBED_ROW)
+        program.run(step_of(*first))
+        for layer in reversed(range(config.num_layers)):
+            recorder.layer(layer, x)
+        recorder.tail(x)
+        native.lengths[:] = 0
+        native.runner = Steps(program)
+        found.append(native.step({1: ids}, logprobs=2)[1])
+        assert threads == 1 or rows_apart(native, {2: ids}) > 0
+    assert found[0] == found[1]
 
 
 def test_when_threads_take_slices(tmp_path: Path) -> None:

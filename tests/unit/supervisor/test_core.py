@@ -238,6 +238,17 @@ def test_giving_up_wins_over_a_stop_and_the_first_reason_over_later_ones(world: 
     assert world.core.last_words == ["lost"]
 
 
+def test_what_fails_of_a_start_that_was_stopped_is_no_fault() -> None:
+    world = make()
+    world.deaf = set(world.pids)
+    world.core.on_term("SIGTERM")
+    world.core.give_up(70, "warm-up failed: the generation did not finish")
+    world.deaf = set()
+    world.tick(60.0)
+    world.tick()
+    assert (world.core.exit_status, world.core.last_words) == (0, [])
+
+
 def test_a_stopped_unit_is_not_restarted_by_control(world: World) -> None:
     ready(world)
     world.core.hold("engine")

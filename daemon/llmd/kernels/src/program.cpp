@@ -31,6 +31,7 @@ int Program::add_buffer(int width, int kind, bool tail) {
     const bool known = kind == ROWS_FLOAT || kind == ROWS_ROUNDED || (kind == ROWS_SPLIT && current_isa() == ISA_AMX);
     if (!in(width, 1, LARGEST) || !known || (kind && width % GROUP)) return BAD_ARGUMENT;
     const BufferShape shape{Rows(kind), tail, tail ? recording_.shape.max_logits : recording_.shape.max_rows, width};
+    own_.clear();
     shared_.add_buffer(shape);
     recording_.buffers.push_back(shape);
     return int(recording_.buffers.size()) - 1;
@@ -84,6 +85,7 @@ int Program::record(const Op& op) {
     // The tail begins with the choice of rows.
     const bool tail = op.kind == Kind::SELECT || !recording_.tail.empty();
     if (!fits(op, tail)) return BAD_ARGUMENT;
+    own_.clear();
     if (op.kind == Kind::EMBED) embeddings_ = recording_.matrices[size_t(op.matrix)].n;
     if (op.kind == Kind::ATTENTION) {
         shared_.add_window(op.window);
@@ -168,13 +170,14 @@ int Program::run_apart(const Step& step, int rows) {
 // Slices are begun in order, so whoever waits for the one before waits for a thread that is at it.
 void Program::run_slice(Lane& lane, const Step& step, int rows, int index, std::vector<std::atomic<int>>& stored, const std::atomic<bool>& failed) {
     const int64_t row0 = int64_t(index) * rows;
+    int stores = 0;
     lane.take(row0, int(std::min<int64_t>(rows, step.tokens - row0)));
     for (const Op& op : recording_.body) {
         if (op.kind != Kind::ROPE_STORE) {
             lane.run_body(op);
             continue;
         }
-        for (int looks = 0; index > 0 && stored[size_t(index) - 1].load(std::memory_order_acquire) <= op.layer;) {
+        for (int looks = 0; index > 0 && stored[size_t(index) - 1].load(std::memory_order_acquire) <= stores;) {
             if (failed.load(std::memory_order_relaxed)) return;
             if (looks++ < LOOKS) {
                 __builtin_ia32_pause();
@@ -184,7 +187,7 @@ void Program::run_slice(Lane& lane, const Step& step, int rows, int index, std::
             }
         }
         lane.run_body(op);
-        stored[size_t(index)].store(op.layer + 1, std::memory_order_release);
+        stored[size_t(index)].store(++stores, std::memory_order_release);
     }
     for (const Op& op : recording_.tail) {
         if (op.kind == Kind::SELECT) lane.select(op, wanted_, shared_);

@@ -51,7 +51,7 @@ class Program {
     Recording recording_;
     int64_t embeddings_ = 0;  // ids that have one
     Lane shared_;
-    std::vector<std::unique_ptr<Own>> own_;  // made with the first step, when all is recorded
+    std::vector<std::unique_ptr<Own>> own_;  // made with the first step after what was recorded last
     std::vector<LogitRow*> wanted_;
 
     bool is(int buffer, int width, bool tail, bool any_kind) const;
