@@ -124,7 +124,8 @@ class Lifecycle:
             core.machine.fire("warm", f"warm-up took {time.monotonic() - began:.1f} s")
 
     async def _fail(self, why: str) -> None:
-        if self._core.stopping:  # which is why
+        await self._core.reported()
+        if self._core.stopping or self._core.machine.state != "warming":  # the answer to a report may be the first that is heard of a stop
             return
         log.error("%s", why)
         self._core.machine.fire("fail", why)
