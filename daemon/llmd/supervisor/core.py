@@ -98,8 +98,7 @@ class Core:
         self._requests = 0
         """In flight, as control has last said, be it another one by now."""
         self._silence = self._standstill = 0.0
-        self._hangups, self._last_tick = 0, self._started
-        self._start_is_off = False
+        self._hangups, self._last_tick, self._start_is_off = 0, self._started, False
         self._control = next((spec.name for spec in specs if spec.role == "control"), None)
 
     # ---------------------------------------------------------------- what happens
@@ -253,9 +252,7 @@ class Core:
 
     def give_up(self, status: int, why: str) -> None:
         """Stop everything at once, then end with `status` and `why` as the last words; unless the start was stopped: what fails of it then is no fault."""
-        if self._start_is_off:
-            log.info("the start has been stopped: %s", why.partition("\n")[0])
-        elif self.stop is None or (not self.stop.quick and self.stop.status == EXIT_OK):
+        if self.stop is None or (not self.stop.quick and self.stop.status == EXIT_OK and not self._start_is_off):
             self.last_words = why.splitlines() or [f"status {status}"]
             self._begin_stop(status, why, quick=True)
 
